@@ -1,0 +1,130 @@
+"""Host memory of the pipeline: page-aligned buffers, allocated once, kept, and counted against a byte budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from tidegate.storage.aligned import aligned_buffer
+from tidegate.storage.base import ALIGNMENT_BYTES
+
+from .budget import ByteBudget
+
+_SMALLEST_BYTES = 64 << 10
+
+
+class HostBuffer:
+    """A page-aligned uint8 buffer on loan from a pool. Call `release` exactly once.
+
+    Attributes:
+        tensor: Shape (capacity,), uint8, on the CPU; page-locked if the pool pins.
+        view: The same memory.
+    """
+
+    __slots__ = ("_pool", "is_pinned", "tensor", "view")
+
+    def __init__(self, pool: BufferPool, capacity: int, pin: bool) -> None:
+        self._pool = pool
+        self.view = aligned_buffer(capacity)
+        self.tensor = torch.frombuffer(self.view, dtype=torch.uint8)
+        self.is_pinned = pin
+        if pin:
+            _check_cuda(torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), capacity, 0))
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that it holds."""
+        return self.tensor.numel()
+
+    def release(self) -> None:
+        """Give the buffer back to its pool."""
+        self._pool._put_back(self)
+
+    def free(self) -> None:
+        """Unlock the pages; the memory itself goes with the last reference."""
+        if self.is_pinned:
+            self.is_pinned = False
+            _check_cuda(torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr()))
+
+
+class BufferPool:
+    """Buffers by size class under one budget. What is idle is reused, and freed when another size needs its room.
+
+    Idle and lent bytes together never pass the budget (a single larger buffer passes alone).
+
+    Args:
+        budget: Counts the bytes on loan.
+        unit_bytes: The usual size, that of a whole chunk's frame. Requests for more than half of it get one of these.
+        pin: Page-lock the buffers, so that copies to and from a GPU run at full speed and without the host.
+    """
+
+    def __init__(self, budget: ByteBudget, unit_bytes: int, *, pin: bool = False) -> None:
+        self.budget = budget
+        self._unit_bytes = unit_bytes
+        self._pin = pin
+        self._idle: dict[int, list[HostBuffer]] = {}
+        self._idle_bytes = 0
+        self._lock = threading.RLock()
+
+    def pin_from_now_on(self) -> None:
+        """Page-lock buffers that are allocated from now on; idle ones are freed."""
+        if not self._pin:
+            self._pin = True
+            self.trim()
+
+    def acquire(self, num_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> HostBuffer | None:
+        """Borrow a buffer of at least `num_bytes`; block until the budget allows it. None if `should_stop` said so."""
+        capacity = self._size_class(num_bytes)
+        return self._lend(capacity) if self.budget.acquire(capacity, should_stop) else None
+
+    def try_acquire(self, num_bytes: int) -> HostBuffer | None:
+        """Borrow a buffer if the budget allows it now."""
+        capacity = self._size_class(num_bytes)
+        return self._lend(capacity) if self.budget.try_acquire(capacity) else None
+
+    def trim(self) -> None:
+        """Free every idle buffer."""
+        with self._lock:
+            for idle in self._idle.values():
+                for buffer in idle:
+                    buffer.free()
+            self._idle.clear()
+            self._idle_bytes = 0
+
+    def _size_class(self, num_bytes: int) -> int:
+        if num_bytes > self._unit_bytes:
+            return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if num_bytes > self._unit_bytes // 2:
+            return self._unit_bytes
+        return min(self._unit_bytes, max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()))
+
+    def _lend(self, capacity: int) -> HostBuffer:
+        with self._lock:
+            idle = self._idle.get(capacity)
+            if idle:
+                self._idle_bytes -= capacity
+                return idle.pop()
+            if self._idle_bytes + self.budget.in_use_bytes > self.budget.limit_bytes:
+                self.trim()
+        try:
+            return HostBuffer(self, capacity, self._pin)
+        except BaseException:
+            self.budget.release(capacity)
+            raise
+
+    def _put_back(self, buffer: HostBuffer) -> None:
+        with self._lock:
+            if buffer.is_pinned == self._pin:
+                self._idle.setdefault(buffer.capacity, []).append(buffer)
+                self._idle_bytes += buffer.capacity
+            else:
+                buffer.free()
+        self.budget.release(buffer.capacity)
+
+
+def _check_cuda(code: object) -> None:
+    status = int(code)  # type: ignore[call-overload]
+    if status != 0:
+        raise RuntimeError(f"page-locking host memory failed with CUDA error {status}")

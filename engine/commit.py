@@ -1,0 +1,192 @@
+"""Publish a checkpoint, list what is published, and clear away what is not.
+
+A step is published by its COMMIT record, written last and atomically (storage/FORMAT.md). Readers trust that record
+alone: whatever lies beside it under other attempts is a leftover.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from tidegate.storage.base import ObjectStat, Store
+from tidegate.storage.errors import ObjectNotFoundError
+
+from .errors import CorruptCheckpointError
+
+COMMIT_NAME = "COMMIT"
+MANIFEST_NAME = "manifest.json"
+MAX_STEP = 10**10 - 1
+_MAX_COMMIT_BYTES = 1 << 16
+_STEP_FOLDER = re.compile(r"step-(\d{10})")
+
+
+def step_folder(step: int) -> str:
+    """Name the folder of a step: ten digits, so that names sort as numbers."""
+    return f"step-{step:010d}"
+
+
+def commit_key(step: int) -> str:
+    """Key of a step's COMMIT record."""
+    return f"{step_folder(step)}/{COMMIT_NAME}"
+
+
+def attempt_key(step: int, attempt: str, name: str) -> str:
+    """Key of an object of one attempt at a step."""
+    return f"{step_folder(step)}/{attempt}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """What COMMIT says: which attempt holds the step, and where it stands in the order of commits.
+
+    Attributes:
+        step: The step.
+        sequence: One more than the highest sequence committed before. Order comes from this, never from a clock.
+        attempt: The attempt that is the checkpoint.
+        manifest_bytes: Length of its manifest.
+        manifest_digest: XXH3-64 of its manifest.
+    """
+
+    step: int
+    sequence: int
+    attempt: str
+    manifest_bytes: int
+    manifest_digest: int
+
+    @property
+    def manifest_key(self) -> str:
+        """Key of the manifest."""
+        return attempt_key(self.step, self.attempt, MANIFEST_NAME)
+
+    def dump(self) -> bytes:
+        """Write the record, its own checksum included."""
+        body = self._body()
+        return json.dumps({"tidegate-commit": body, "xxh3_64": _checksum(body)}).encode() + b"\n"
+
+    def _body(self) -> dict[str, int | str]:
+        return {
+            "version": 1,
+            "step": self.step,
+            "sequence": self.sequence,
+            "attempt": self.attempt,
+            "manifest_bytes": self.manifest_bytes,
+            "manifest_digest": f"{self.manifest_digest:016x}",
+        }
+
+
+def _checksum(body: object) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True).encode())
+
+
+def parse_commit(text: bytes, step: int) -> CommitRecord:
+    """Read and check a COMMIT record. Raises CorruptCheckpointError."""
+    try:
+        fields = json.loads(text)
+        body = fields["tidegate-commit"]
+        if fields["xxh3_64"] != _checksum(body):
+            raise ValueError("its checksum does not hold")
+        if body["version"] != 1:
+            raise ValueError(f"it is of version {body['version']!r}; this build reads version 1")
+        record = CommitRecord(
+            int(body["step"]),
+            int(body["sequence"]),
+            str(body["attempt"]),
+            int(body["manifest_bytes"]),
+            int(body["manifest_digest"], 16),
+        )
+        if record.step != step or not re.fullmatch(r"[0-9a-f]{8,40}", record.attempt):
+            raise ValueError("it names another step, or no attempt")
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise CorruptCheckpointError(
+            f"COMMIT of step {step} is damaged: {exc}", key=commit_key(step), stage="open"
+        ) from exc
+    return record
+
+
+def read_commit_bytes(store: Store, step: int) -> bytes | None:
+    """Return the COMMIT record of a step as it is stored; None if the step is not committed. Blocks."""
+    key = commit_key(step)
+    try:
+        num_bytes = store.stat(key).num_bytes
+        if num_bytes > _MAX_COMMIT_BYTES:
+            raise CorruptCheckpointError(f"{key} is {num_bytes} bytes long, so it is no COMMIT record", key=key)
+        text = bytearray(num_bytes)
+        store.read_into(key, 0, memoryview(text))
+    except ObjectNotFoundError:
+        return None
+    return bytes(text)
+
+
+def committed_steps(store: Store) -> list[int]:
+    """List the steps that have a COMMIT record, readable or not, in ascending order. Blocks."""
+    steps = []
+    for stat in store.list():
+        folder, _, rest = stat.key.partition("/")
+        match = _STEP_FOLDER.fullmatch(folder)
+        if match and rest == COMMIT_NAME:
+            steps.append(int(match[1]))
+    return sorted(steps)
+
+
+def read_commits(store: Store) -> tuple[list[CommitRecord], dict[int, CorruptCheckpointError]]:
+    """Read every COMMIT record. Blocks.
+
+    Returns:
+        The readable ones, oldest first by (sequence, step), and the error of each step whose record is damaged.
+    """
+    records = []
+    damaged = {}
+    for step in committed_steps(store):
+        try:
+            text = read_commit_bytes(store, step)
+            if text is not None:
+                records.append(parse_commit(text, step))
+        except CorruptCheckpointError as exc:
+            damaged[step] = exc
+    records.sort(key=lambda record: (record.sequence, record.step))
+    return records, damaged
+
+
+def publish(store: Store, record: CommitRecord, replaces: bytes | None) -> None:
+    """Commit: put the record if the step's COMMIT is still `replaces` (None: absent). Blocks; durable on return.
+
+    Raises:
+        ObjectExistsError: Another attempt won.
+    """
+    store.compare_and_put(commit_key(record.step), record.dump(), expected=replaces)
+
+
+def retire(store: Store, step: int) -> None:
+    """Delete a checkpoint: first its COMMIT record, so that no reader finds half of it. Blocks."""
+    store.delete(commit_key(step))
+    for stat in list(store.list(step_folder(step) + "/")):
+        store.delete(stat.key)
+
+
+def leftovers(store: Store, *, min_age_s: float) -> Iterator[ObjectStat]:
+    """Yield the objects of ours that no commit holds and that are at least `min_age_s` old. Blocks.
+
+    Only objects under step folders count; anything else in the root is not ours.
+    """
+    stats = list(store.list())
+    held: set[str] = set()
+    for step in committed_steps(store):
+        try:
+            text = read_commit_bytes(store, step)
+            if text is not None:
+                record = parse_commit(text, step)
+                held.add(f"{step_folder(step)}/{record.attempt}/")
+        except CorruptCheckpointError:
+            held.add(f"{step_folder(step)}/")  # what a damaged record holds is unknown: keep all of it
+    for stat in stats:
+        folder, _, rest = stat.key.partition("/")
+        is_ours = _STEP_FOLDER.fullmatch(folder) is not None and rest != COMMIT_NAME
+        is_partial = stat.key.endswith(".partial")
+        is_held = any(stat.key.startswith(prefix) for prefix in held) and not is_partial
+        if is_ours and not is_held and stat.age_s >= min_age_s:
+            yield stat

@@ -1,0 +1,91 @@
+"""The background thread of an engine: one save at a time, from staged chunks to commit and retention."""
+
+from __future__ import annotations
+
+from tidegate.storage.base import Store
+from tidegate.storage.errors import StorageError
+from tidegate.storage.workers import WorkerPool
+
+from .errors import CheckpointError, WaitTimeoutError
+from .job import SaveJob
+from .options import Options
+from .resources import Resources
+from .retention import apply_retention
+from .save import write_checkpoint
+from .translate import save_error
+
+
+class Driver:
+    """Carries saves out and keeps what the training thread has not been told yet.
+
+    Args:
+        store: Where checkpoints go.
+        resources: Threads, buffers and encoders.
+        options: The engine's options.
+    """
+
+    def __init__(self, store: Store, resources: Resources, options: Options) -> None:
+        self._store = store
+        self._resources = resources
+        self._options = options
+        self._thread = WorkerPool(1, "tidegate-save")
+        self._unseen_failure: CheckpointError | None = None
+        self._unseen_notes: list[str] = []
+        self.job: SaveJob | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self.job is not None and not self.job.finished.is_set()
+
+    def start(self, job: SaveJob, *, overwrite: bool) -> None:
+        """Begin to carry a job out. The one before it must have been settled."""
+        self.job = job
+        self._thread.submit(self._run, job, overwrite)
+
+    def settle(self, timeout_s: float | None) -> list[str]:
+        """Wait until the save in flight has ended, and raise its failure if nobody has been told.
+
+        Returns:
+            What went wrong after the commit (retention); told once.
+
+        Raises:
+            SaveError: The failure.
+            WaitTimeoutError: The save goes on.
+        """
+        job = self.job
+        if job is not None and not job.finished.wait(timeout_s):
+            raise WaitTimeoutError(
+                f"the save of step {job.step} has not ended after {timeout_s} s; it goes on, wait again"
+            )
+        failure, self._unseen_failure = self._unseen_failure, None
+        notes, self._unseen_notes = self._unseen_notes, []
+        if failure is not None:
+            raise failure
+        return notes
+
+    def close(self) -> None:
+        """End the thread. Blocks until the save in flight has ended."""
+        self._thread.close()
+
+    def _run(self, job: SaveJob, overwrite: bool) -> None:
+        job.future.set_running_or_notify_cancel()
+        try:
+            report = write_checkpoint(job, self._store, self._resources, overwrite=overwrite)
+        except BaseException as exc:  # noqa: BLE001 - delivered through the future and the next settle
+            job.fail(exc)
+            self._unseen_failure = save_error(exc, f"save of step {job.step}")
+            job.release_state()
+            job.future.set_exception(self._unseen_failure)
+        else:
+            job.release_state()
+            job.future.set_result(report)
+            self._retain()
+        finally:
+            job.finished.set()
+
+    def _retain(self) -> None:
+        try:
+            apply_retention(self._store, self._options.keep_last, self._options.keep_every)
+        except StorageError as exc:
+            self._unseen_notes.append(f"the save is committed, but old checkpoints could not be deleted: {exc}")

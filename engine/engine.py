@@ -1,0 +1,305 @@
+"""The façade: one engine, one root, one save in flight."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from tidegate.storage.base import Store
+from tidegate.storage.errors import StorageError
+from tidegate.storage.open import open_store
+
+from . import exit as at_exit
+from .commit import MAX_STEP, committed_steps
+from .driver import Driver
+from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
+from .fence import Fence
+from .job import SaveFuture, SaveJob
+from .load import load_latest, load_step
+from .options import OnBusy, Options, Verify
+from .plan import SavePlan, plan_save
+from .report import SaveReport
+from .resources import Resources
+from .restore import MapLocation
+from .save import check_absent
+from .snapshot import SnapshotMode, Stager
+from .state import describe
+from .translate import load_error, save_error
+from .types import JSON
+
+
+class CheckpointEngine:
+    """Saves checkpoints of a training run in the background, and loads them.
+
+    Not shared between threads: call it from the training thread. It is no longer usable in a forked child.
+
+    Args:
+        root: Folder or URL of the run's checkpoints, or a Store.
+        codec: "auto" (works here, and decodes on every machine), "zstd", "raw", or "ans" (nvCOMP: CUDA tensors only,
+            decodes on NVIDIA GPUs only).
+        snapshot: How the state is staged: "host", "device", "lazy", or "auto", the first that fits (snapshot.py).
+        chunk_bytes: The pipeline's unit; a multiple of 4,096. Made smaller where the host budget asks for it.
+        device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some headroom.
+        host_budget_bytes: The most host memory for copies and frames in flight; None: half of what is available.
+        watermarks: (high, low) fractions of a budget: above high, stages wait; at low, they go on.
+        verify: "checksum", or "decode": every frame is decoded and compared before it is written.
+        on_busy: What `save_async` does while a save is in flight: "wait" for it, "skip" (the future is cancelled), or
+            raise an "error".
+        keep_last: How many of the newest checkpoints stay after a commit; None: all.
+        keep_every: Steps that are multiples of it stay as well.
+        io: "auto", "direct" (past the page cache) or "buffered", for folders.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        CodecUnavailableError: The codec does not work on this machine; the text says what to install.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Store,
+        *,
+        codec: str = "auto",
+        snapshot: SnapshotMode = "auto",
+        chunk_bytes: int = 64 << 20,
+        device_budget_bytes: int | None = None,
+        host_budget_bytes: int | None = None,
+        watermarks: tuple[float, float] = (0.9, 0.7),
+        verify: Verify = "checksum",
+        on_busy: OnBusy = "wait",
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        io: Literal["auto", "direct", "buffered"] = "auto",
+    ) -> None:
+        self._options = Options(
+            codec=codec,
+            snapshot=snapshot,
+            chunk_bytes=chunk_bytes,
+            device_budget_bytes=device_budget_bytes,
+            host_budget_bytes=host_budget_bytes,
+            watermarks=watermarks,
+            verify=verify,
+            on_busy=on_busy,
+            keep_last=keep_last,
+            keep_every=keep_every,
+        )
+        self._store = _open(root, io)
+        self._resources = Resources(self._options)
+        self._stager = Stager(snapshot, self._resources.staging, self._resources.snapshot)
+        self._driver = Driver(self._store, self._resources, self._options)
+        self._fence = Fence(lambda: self._driver.job)
+        self._plans: dict[bytes, SavePlan] = {}
+        self._saving_thread: int | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
+        at_exit.register(self)
+
+    def save_async(
+        self, state: object, *, step: int, overwrite: bool = False, metadata: Mapping[str, JSON] | None = None
+    ) -> SaveFuture:
+        """Snapshot a state and save it in the background.
+
+        Returns when the state may change again; in lazy mode, when it may change inside the fence. Blocks for the
+        snapshot, and for the save before this one where `on_busy` is "wait". Safe in a signal handler; there it is
+        refused if it interrupted a `save_async`.
+
+        Args:
+            state: Any nesting of dicts, lists, tuples, namedtuples and dataclasses with tensors, NumPy arrays and
+                plain values at the leaves.
+            step: The training step, 0 … 9,999,999,999.
+            overwrite: Replace the step if it is committed, atomically.
+            metadata: JSON to keep in the manifest.
+
+        Raises:
+            UnsupportedStateError: A leaf cannot be saved; names its path. Nothing was written.
+            StepExistsError: The step is committed. Nothing was written.
+            SaveError: The save *before* this one failed, and nobody has been told; this one was not begun. Or a save is
+                in flight and `on_busy` is "error".
+        """
+        start_s = time.perf_counter()
+        self._check_usable()
+        step = _checked_step(step)
+        metadata = _checked_metadata(metadata)
+        if self._saving_thread == threading.get_ident():
+            raise SaveError(
+                "save_async was called by a signal handler that interrupted save_async; let the handler set a flag, "
+                "and save when the training loop sees it",
+                stage="stage",
+            )
+        if self._driver.is_busy and self._options.on_busy != "wait":
+            return self._refuse(step)
+        self._settle(None)
+        self._saving_thread = threading.get_ident()
+        try:
+            job = self._describe(state, step, overwrite, metadata)
+            self._driver.start(job, overwrite=overwrite)
+            self._stager.stage(job, self._fence.owned_storages())
+        finally:
+            self._saving_thread = None
+        job.stall_s = time.perf_counter() - start_s
+        return job.future
+
+    def wait(self, timeout: float | None = None) -> SaveReport | None:
+        """Block until the save in flight has ended, and return its report; None if there never was one.
+
+        Raises:
+            SaveError: It failed. Raised once, here or by the next `save_async`.
+            WaitTimeoutError: It has not ended within `timeout` seconds; it goes on.
+        """
+        self._check_usable()
+        self._settle(timeout)
+        job = self._driver.job
+        return None if job is None or job.future.exception() else job.future.result()
+
+    def load(
+        self, step: int | Literal["latest"] = "latest", *, map_location: MapLocation = None, into: object | None = None
+    ) -> object:
+        """Load a committed checkpoint. Blocks. A save in flight does not disturb it.
+
+        Args:
+            step: The step, or "latest": the checkpoint committed last. Where that one is damaged, the one before it is
+                loaded and a CheckpointWarning says so.
+            map_location: Where tensors go: a device, or a mapping of saved to new devices. None: the CPU.
+            into: A state of the same structure whose tensors are filled in place; it is half filled after an error.
+
+        Raises:
+            CheckpointNotFoundError: The step, or any step, is not committed.
+            CorruptCheckpointError: It is damaged, and for "latest" all before it are.
+            LoadError: It cannot be read, or `into` does not fit.
+        """
+        if step == "latest":
+            return load_latest(self._store, map_location=map_location, into=into)
+        return load_step(self._store, _checked_step(step), map_location=map_location, into=into)
+
+    def steps(self) -> list[int]:
+        """List the committed steps in ascending order. Blocks for a look at the store."""
+        try:
+            return committed_steps(self._store)
+        except StorageError as exc:
+            raise load_error(exc, f"listing {self._store.url}", stage="open") from exc
+
+    @contextmanager
+    def fence(self) -> Iterator[None]:
+        """Wait until a lazy save has read the state, then run the body, which may change it."""
+        self._fence.wait()
+        yield
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let lazy saves read this optimizer's parameters and state in place, and fence every `optimizer.step()`."""
+        self._fence.attach(optimizer)
+
+    def close(self) -> None:
+        """Finish the save in flight and free threads and memory. Blocks.
+
+        Raises:
+            SaveError: That save failed, and nobody has been told. Everything is freed nonetheless.
+        """
+        if self._is_closed:
+            return
+        try:
+            if self._pid == os.getpid():
+                self._settle(None)
+        finally:
+            self._is_closed = True
+            at_exit.unregister(self)
+            self._fence.detach()
+            if self._pid == os.getpid():
+                self._driver.close()
+                self._resources.close()
+                self._store.close()
+
+    def __enter__(self) -> CheckpointEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as exc:
+            if error is None:
+                raise
+            error.add_note(f"tidegate: the save in flight failed too: {exc}")
+
+    def finish(self, timeout_s: float) -> None:
+        """End the save in flight at interpreter exit; see exit.py."""
+        if self._pid == os.getpid() and not self._is_closed:
+            self._settle(timeout_s)
+
+    def _describe(self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON]) -> SaveJob:
+        table = describe(state)
+        try:
+            check_absent(self._store, step, overwrite)
+        except StorageError as exc:
+            raise save_error(exc, f"save of step {step}") from exc
+        plan = self._plans.get(table.signature)
+        if plan is None:
+            devices = [str(source.device) for source in table.sources]
+            plan = plan_save(table.extent_bytes, table.extent_words, devices, self._resources.chunk_bytes)
+            self._plans = {table.signature: plan}
+        job = SaveJob(step, table, plan, metadata, self._resources.wake)
+        self._resources.prepare_for(job)
+        self._resources.take_peak_host_bytes()
+        return job
+
+    def _refuse(self, step: int) -> SaveFuture:
+        """Answer a save that comes while another is in flight."""
+        busy = self._driver.job
+        if self._options.on_busy == "error":
+            raise SaveError(
+                f"step {step} was not saved: the save of step {busy.step if busy else '?'} is still in flight; "
+                'wait() for it first, or use on_busy="wait"',
+                stage="stage",
+            )
+        future = SaveFuture()
+        future.cancel()
+        future.set_running_or_notify_cancel()
+        return future
+
+    def _settle(self, timeout_s: float | None) -> None:
+        for note in self._driver.settle(timeout_s):
+            warnings.warn(note, CheckpointWarning, stacklevel=3)
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this engine is closed; make a new CheckpointEngine")
+        if self._pid != os.getpid():
+            raise ConfigError("this engine was made before a fork; its threads are not here, make a new one")
+
+
+def _checked_step(step: int) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise ConfigError(f"step is {step!r}; give a whole number") from None
+    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
+        raise ConfigError(f"step is {step!r}; give a whole number from 0 to {MAX_STEP:,}")
+    return number
+
+
+def _checked_metadata(metadata: Mapping[str, JSON] | None) -> Mapping[str, JSON]:
+    try:
+        copied = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"metadata is not JSON: {exc}; put what is not JSON into the state") from exc
+    return copied  # type: ignore[no-any-return]
+
+
+def _open(root: str | os.PathLike[str] | Store, io: Literal["auto", "direct", "buffered"]) -> Store:
+    if not isinstance(root, str | os.PathLike):
+        return root
+    if io not in ("auto", "direct", "buffered"):
+        raise ConfigError(f"io is {io!r}; choose one of auto, direct, buffered")
+    try:
+        return open_store(root, io=io)
+    except StorageError as exc:
+        raise ConfigError(f"root {root!r} cannot be used: {exc}") from exc

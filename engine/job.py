@@ -1,0 +1,192 @@
+"""One save in flight: what the training thread and the background thread share about it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from .buffers import HostBuffer
+from .errors import TornSnapshotError, WaitTimeoutError
+from .extents import ExtentSource, StateTable, version_of
+from .plan import Chunk, SavePlan
+from .report import SaveReport, Timeline
+from .types import JSON
+
+
+class SaveFuture(Future[SaveReport]):
+    """The outcome of one save.
+
+    `result()` blocks until the checkpoint is committed and returns its SaveReport, or raises the SaveError.
+    A save that `on_busy="skip"` skipped is `cancelled()`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._staged = threading.Event()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the state may change."""
+        return self._staged.is_set()
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Block until the state may change again: everything is copied, or the save has failed.
+
+        Args:
+            timeout: Seconds; None waits for ever.
+
+        Raises:
+            WaitTimeoutError: It is not staged yet.
+        """
+        if not self._staged.wait(timeout):
+            raise WaitTimeoutError(f"the snapshot is not complete after {timeout} s; the save goes on, wait again")
+
+
+@dataclass(slots=True)
+class StagedChunk:
+    """The bytes of one chunk, somewhere that the pipeline may read.
+
+    Exactly one of these holds: `buffer` has the copy, behind room for a frame header; `device_bytes` has it in a
+    device snapshot; or neither, and `sources` are read where they live.
+
+    Attributes:
+        chunk: What it is.
+        sources: Its extents in the caller's memory.
+        buffer: Host copy; released by the encoder.
+        device_bytes: Shape (chunk.num_bytes,), uint8, CUDA.
+        ready: The CUDA event after which the bytes are valid.
+    """
+
+    chunk: Chunk
+    sources: tuple[ExtentSource, ...]
+    buffer: HostBuffer | None = None
+    device_bytes: torch.Tensor | None = None
+    ready: torch.cuda.Event | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the caller's tensors are."""
+        return self.sources[0].device
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the bytes are read from the caller's own tensors."""
+        return self.buffer is None and self.device_bytes is None
+
+
+class SaveJob:
+    """A save in flight.
+
+    The training thread puts staged chunks in and ends with `end_staging`; the background thread takes them out. The
+    first failure on either side ends the save; both sides look at `failed` and stop.
+
+    Args:
+        step: The step; -1 for an object that stands alone.
+        table: The described state.
+        plan: Its chunks.
+        metadata: The caller's own JSON.
+        wake: Called after a failure, so that whoever waits for buffers asks `failed` again.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        table: StateTable,
+        plan: SavePlan,
+        metadata: Mapping[str, JSON],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.step = step
+        self.table = table
+        self.plan = plan
+        self.metadata = metadata
+        self.future = SaveFuture()
+        self.finished = threading.Event()
+        self.timeline = Timeline()
+        self.notes: list[str] = []
+        self.modes: set[str] = set()
+        self.stall_s = 0.0
+        self.snapshot_s = 0.0
+        self.fence_s = 0.0
+        self.failure: BaseException | None = None
+        self._wake = wake
+        self._is_drained = False
+        self._queue: queue.SimpleQueue[StagedChunk | None] = queue.SimpleQueue()
+        self._num_live = 0
+        self._live_lock = threading.RLock()
+        self._is_staging = True
+        self._versions = [version_of(tensor) for tensor in table.tensors]
+
+    def put(self, staged: StagedChunk) -> None:
+        """Hand a chunk to the background thread."""
+        if staged.is_live:
+            with self._live_lock:
+                self._num_live += 1
+        self._queue.put(staged)
+
+    def end_staging(self) -> None:
+        """Say that every chunk has been put; the state may change unless chunks are still read in place."""
+        self._queue.put(None)
+        with self._live_lock:
+            self._is_staging = False
+            if self._num_live == 0:
+                self._end_reading()
+
+    def live_chunk_was_read(self) -> None:
+        """Say that one chunk that is read in place has been read."""
+        with self._live_lock:
+            self._num_live -= 1
+            if self._num_live == 0 and not self._is_staging:
+                self._end_reading()
+
+    def chunks(self) -> Iterator[StagedChunk | None]:
+        """Yield the chunks as they come; None when none is there at the moment. Ends after the last; blocks for the first."""
+        while not self._is_drained:
+            try:
+                staged = self._queue.get_nowait()
+            except queue.Empty:
+                yield None
+                staged = self._queue.get()
+            if staged is None:
+                self._is_drained = True
+                return
+            yield staged
+
+    def fail(self, failure: BaseException) -> None:
+        """Record the first failure, and wake whoever waits for room."""
+        if self.failure is None:
+            self.failure = failure
+        self._wake()
+
+    def failed(self) -> bool:
+        """Whether the save is over already."""
+        return self.failure is not None
+
+    def release_state(self) -> None:
+        """Let the state change whatever happens to the save, and forget its tensors."""
+        with self._live_lock:
+            self.table.tensors.clear()
+            self.table.sources.clear()
+            self._versions.clear()
+        self.future._staged.set()
+
+    def _end_reading(self) -> None:
+        self.snapshot_s = self.timeline.now()
+        for i, (tensor, version) in enumerate(zip(self.table.tensors, self._versions, strict=True)):
+            if version_of(tensor) != version:
+                self.fail(
+                    TornSnapshotError(
+                        f"tensor {self.table.fqn(i)} was changed in place while step {self.step} was being read. "
+                        "Nothing was committed. Change the state only after save_async has returned and, in lazy "
+                        "mode, inside `with engine.fence():` or through an attached optimizer",
+                        fqn=self.table.fqn(i),
+                        stage="stage",
+                    )
+                )
+                break
+        self.future._staged.set()

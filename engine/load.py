@@ -1,0 +1,142 @@
+"""Find a checkpoint, check its manifest, and restore it; fall back from a damaged newest one."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+
+import xxhash
+
+from tidegate.storage.base import Store
+from tidegate.storage.errors import StorageError
+
+from .commit import CommitRecord, commit_key, parse_commit, read_commit_bytes, read_commits, step_folder
+from .container import read_index
+from .errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointWarning,
+    CorruptCheckpointError,
+    LoadOSError,
+)
+from .manifest import Manifest, parse_manifest
+from .restore import LoadPlan, MapLocation, load_state, plan_load
+from .translate import load_error
+
+_NUM_TRIES = 20
+_MAX_MANIFEST_BYTES = 4 << 30
+
+
+def load_step(store: Store, step: int, *, map_location: MapLocation = None, into: object | None = None) -> object:
+    """Load one committed step. Blocks.
+
+    A checkpoint that is replaced while it is read is read again: the caller gets the old one or the new one.
+    """
+    for attempt in range(_NUM_TRIES):
+        text = _commit_text(store, step)
+        if text is None:
+            raise CheckpointNotFoundError(f"step {step} is not committed at {store.url}; committed are: {_some(store)}")
+        record = parse_commit(text, step)
+        try:
+            manifest, plan = open_checkpoint(store, record)
+            return load_state(store, manifest, plan, map_location=map_location, into=into)
+        except CheckpointError:
+            if attempt == _NUM_TRIES - 1 or _commit_text(store, step) == text:
+                raise
+    raise CheckpointNotFoundError(f"step {step} at {store.url} is replaced faster than it can be read")
+
+
+def load_latest(store: Store, *, map_location: MapLocation = None, into: object | None = None) -> object:
+    """Load the checkpoint that was committed last and is whole. Blocks. Warns with each damaged one that it passes over."""
+    for _ in range(_NUM_TRIES):
+        try:
+            records, damaged = read_commits(store)
+        except StorageError as exc:
+            raise load_error(exc, f"listing {store.url}", stage="open") from exc
+        failures: dict[int, CheckpointError] = dict(damaged)
+        for record in reversed(records):
+            try:
+                manifest, plan = open_checkpoint(store, record)
+                state = load_state(store, manifest, plan, map_location=map_location, into=into)
+            except (CorruptCheckpointError, LoadOSError) as exc:
+                if isinstance(exc, LoadOSError) and exc.errno != errno.EIO:
+                    raise
+                if _commit_text(store, record.step) != record.dump():
+                    break  # it was replaced or retired while we read: look again
+                failures[record.step] = exc
+            else:
+                _warn(failures, record.step)
+                return state
+        else:
+            if failures:
+                raise failures[max(failures)]
+            raise CheckpointNotFoundError(
+                f"no checkpoint is committed at {store.url}. Check the path, or save one first"
+            )
+    raise CheckpointNotFoundError(f"the checkpoints at {store.url} are retired faster than they can be read")
+
+
+def _warn(failures: dict[int, CheckpointError], loaded: int) -> None:
+    for step, failure in sorted(failures.items()):
+        warnings.warn(
+            f"checkpoint of step {step} is damaged and was passed over; step {loaded} was loaded instead: {failure}",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+
+
+def open_checkpoint(store: Store, record: CommitRecord) -> tuple[Manifest, LoadPlan]:
+    """Read and check a checkpoint's manifest and indexes. Blocks.
+
+    Raises:
+        CorruptCheckpointError, LoadError: With the object named.
+    """
+    key = record.manifest_key
+    try:
+        manifest = parse_manifest(_read_manifest(store, record), key)
+        if manifest.step != record.step or manifest.attempt != record.attempt:
+            raise CorruptCheckpointError(f"{key} belongs to another checkpoint", key=key, stage="open")
+        indexes = []
+        for item in manifest.objects:
+            if not item.key.startswith(f"{step_folder(record.step)}/{record.attempt}/"):
+                raise CorruptCheckpointError(
+                    f"{key} names the object {item.key!r}, which lies outside its own attempt", key=key, stage="open"
+                )
+            key = item.key
+            index = read_index(store, item.key)
+            if index.record != item:
+                raise CorruptCheckpointError(
+                    f"object {item.key} is not the one that the manifest names", key=item.key, stage="open"
+                )
+            indexes.append(index)
+    except CheckpointError:
+        raise
+    except Exception as exc:
+        raise load_error(exc, f"opening step {record.step}, {key}", stage="open", key=key) from exc
+    return manifest, plan_load(manifest, indexes)
+
+
+def _read_manifest(store: Store, record: CommitRecord) -> bytes:
+    key = record.manifest_key
+    num_bytes = store.stat(key).num_bytes
+    if num_bytes != record.manifest_bytes or num_bytes > _MAX_MANIFEST_BYTES:
+        raise CorruptCheckpointError(
+            f"{key} has {num_bytes} bytes; its COMMIT record says {record.manifest_bytes}", key=key, stage="open"
+        )
+    text = bytearray(num_bytes)
+    store.read_into(key, 0, memoryview(text))
+    if xxhash.xxh3_64_intdigest(bytes(text)) != record.manifest_digest:
+        raise CorruptCheckpointError(f"{key} is damaged: its checksum does not hold", key=key, stage="open")
+    return bytes(text)
+
+
+def _commit_text(store: Store, step: int) -> bytes | None:
+    try:
+        return read_commit_bytes(store, step)
+    except StorageError as exc:
+        raise load_error(exc, f"reading {commit_key(step)}", stage="open") from exc
+
+
+def _some(store: Store) -> str:
+    steps = [record.step for record in read_commits(store)[0]]
+    return ", ".join(str(step) for step in sorted(steps)[-5:]) or "none"

@@ -1,0 +1,207 @@
+"""The manifest: JSON that says what a checkpoint holds and where (storage/FORMAT.md). Checked in full before it is believed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate.codec.words import WordType
+
+from .container import ObjectRecord
+from .errors import CorruptCheckpointError
+from .extents import StateTable, spec_from_json, spec_to_json, validate_table
+from .plan import MAX_CHUNK_BYTES, Chunk
+from .types import JSON
+
+FORMAT_NAME = "tidegate-manifest"
+FORMAT_VERSION = 1
+KNOWN_FEATURES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one checkpoint holds.
+
+    Attributes:
+        step: The step; -1 in an object that stands alone.
+        attempt: The attempt that wrote it.
+        created: Versions and time, for people; never used to decide anything.
+        metadata: The caller's own JSON.
+        objects: The objects that hold the frames. Empty in an object that stands alone, which is its own only one.
+        table: Skeleton, tensors and extents, without live tensors.
+        chunks: What each frame holds.
+    """
+
+    step: int
+    attempt: str
+    created: Mapping[str, JSON]
+    metadata: Mapping[str, JSON]
+    objects: tuple[ObjectRecord, ...]
+    table: StateTable
+    chunks: tuple[Chunk, ...]
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest as JSON, one top-level key a line."""
+    table = manifest.table
+    num_tensors = len(table.tensor_spec)
+    is_identity = table.tensor_extent == list(range(num_tensors))
+    fields: dict[str, JSON] = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "features": [],
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "created": dict(manifest.created),
+        "metadata": dict(manifest.metadata),
+        "objects": [[o.key, o.num_bytes, f"{o.tail_digest:016x}"] for o in manifest.objects],
+        "specs": [spec_to_json(spec) for spec in table.specs],
+        "tensor_spec": _pack_runs(table.tensor_spec),
+        "tensor_extent": None if is_identity else list(table.tensor_extent),
+        "tensor_offset": list(table.tensor_offset) if any(table.tensor_offset) else None,
+        "extent_words": _pack_runs([int(word) for word in table.extent_words]),
+        "extent_bytes": _pack_runs(table.extent_bytes),
+        "chunks": [[c.first_extent, c.end_extent, c.offset, c.num_bytes] for c in manifest.chunks],
+        "state": table.skeleton,
+    }
+    lines = (f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in fields.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def parse_manifest(text: bytes, key: str) -> Manifest:
+    """Read and check a manifest. Raises CorruptCheckpointError; runs nothing, allocates no more than the text implies."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise _damaged(key, f"it is not JSON ({exc})") from exc
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT_NAME:
+        raise _damaged(key, "it is not a tidegate manifest")
+    features = fields.get("features")
+    if fields.get("version") != FORMAT_VERSION or not isinstance(features, list) or set(features) - KNOWN_FEATURES:
+        raise _damaged(
+            key,
+            f"it is of version {fields.get('version')!r} with features {features!r}; this build reads version "
+            f"{FORMAT_VERSION} with features {sorted(KNOWN_FEATURES)}. Install the tidegate that wrote it",
+        )
+    try:
+        return _parse_fields(fields, key)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise _damaged(key, f"a field is missing or malformed ({exc!r})") from exc
+
+
+def _parse_fields(fields: dict[str, JSON], key: str) -> Manifest:
+    tensor_spec = _unpack_runs(fields["tensor_spec"], key)
+    num_tensors = len(tensor_spec)
+    tensor_extent = _ints(fields["tensor_extent"], range(num_tensors))
+    tensor_offset = _ints(fields["tensor_offset"], itertools.repeat(0, num_tensors))
+    extent_words = [WordType(number) for number in _unpack_runs(fields["extent_words"], key)]
+    extent_bytes = _unpack_runs(fields["extent_bytes"], key)
+    table = StateTable(
+        skeleton=fields["state"],
+        specs=[spec_from_json(spec) for spec in _list(fields["specs"])],
+        tensor_spec=tensor_spec,
+        tensor_extent=tensor_extent,
+        tensor_offset=tensor_offset,
+        extent_bytes=extent_bytes,
+        extent_words=extent_words,
+    )
+    validate_table(table)
+    chunks = _parse_chunks(_list(fields["chunks"]), table, key)
+    objects = tuple(_parse_object(item) for item in _list(fields["objects"]))
+    return Manifest(
+        step=_int(fields["step"], minimum=-1),
+        attempt=_str(fields["attempt"]),
+        created=_dict(fields["created"]),
+        metadata=_dict(fields["metadata"]),
+        objects=objects,
+        table=table,
+        chunks=chunks,
+    )
+
+
+def _parse_object(item: JSON) -> ObjectRecord:
+    key, num_bytes, tail_digest = _list(item)
+    return ObjectRecord(_str(key), _int(num_bytes), int(_str(tail_digest), 16))
+
+
+def _parse_chunks(items: Sequence[JSON], table: StateTable, key: str) -> tuple[Chunk, ...]:
+    """Check that the chunks cover every extent's bytes once, in order."""
+    starts = list(itertools.accumulate(table.extent_bytes, initial=0))
+    chunks = []
+    covered = 0
+    for index, item in enumerate(items):
+        first, end, offset, num_bytes = (_int(value) for value in _list(item))
+        if not 0 <= first < end <= len(table.extent_bytes) or not 0 < num_bytes <= MAX_CHUNK_BYTES:
+            raise _damaged(key, f"chunk {index} names extents {first}-{end} with {num_bytes} bytes")
+        is_whole = offset == 0 and num_bytes == starts[end] - starts[first]
+        is_piece = end - first == 1 and offset + num_bytes <= table.extent_bytes[first]
+        if not (is_whole or is_piece) or starts[first] + offset != covered:
+            raise _damaged(key, f"chunk {index} does not go on where the one before ends")
+        words = set(table.extent_words[first:end])
+        if len(words) != 1:
+            raise _damaged(key, f"chunk {index} mixes word types")
+        covered += num_bytes
+        chunks.append(Chunk(index, words.pop(), first, end, offset, num_bytes))
+    if covered != starts[-1]:
+        raise _damaged(key, f"its chunks hold {covered} of {starts[-1]} bytes")
+    return tuple(chunks)
+
+
+def _pack_runs(values: Sequence[int]) -> JSON:
+    """Write [value, count] pairs where that is shorter than the values themselves."""
+    runs: list[JSON] = [[value, len(list(group))] for value, group in itertools.groupby(values)]
+    return {"runs": runs} if len(runs) * 2 < len(values) else list(values)
+
+
+def _unpack_runs(item: JSON, key: str) -> list[int]:
+    if isinstance(item, list):
+        return _ints(item, ())
+    values: list[int] = []
+    for run in _list(_dict(item)["runs"]):
+        value, count = (_int(number) for number in _list(run))
+        if count > _MAX_ENTRIES - len(values):
+            raise _damaged(key, f"it claims more than {_MAX_ENTRIES:,} tensors")
+        values.extend(itertools.repeat(value, count))
+    return values
+
+
+_MAX_ENTRIES = 20_000_000
+
+
+def _ints(item: JSON, otherwise: Sequence[int] | itertools.repeat[int] | range) -> list[int]:
+    if item is None:
+        return list(otherwise)
+    values = _list(item)
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError("expected whole numbers")
+    return values  # type: ignore[return-value]
+
+
+def _int(value: JSON, minimum: int = 0) -> int:
+    if type(value) is not int or not minimum <= value < 1 << 63:
+        raise TypeError(f"expected a whole number, got {value!r:.40}")
+    return value
+
+
+def _str(value: JSON) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r:.40}")
+    return value
+
+
+def _list(value: JSON) -> list[JSON]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, got {value!r:.40}")
+    return value
+
+
+def _dict(value: JSON) -> dict[str, JSON]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {value!r:.40}")
+    return value
+
+
+def _damaged(key: str, why: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"manifest of {key} is damaged or unreadable: {why}", key=key, stage="open")

@@ -1,0 +1,128 @@
+"""`tidegate.save` and `tidegate.load`: one state, one object, no engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tidegate.storage.base import Store
+from tidegate.storage.open import open_store
+
+from .container import read_index
+from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, CorruptCheckpointError
+from .job import SaveJob
+from .manifest import parse_manifest
+from .options import Options
+from .plan import plan_save
+from .report import SaveReport
+from .resources import Resources
+from .restore import MapLocation, load_state, plan_load
+from .save import make_report, write_object
+from .snapshot import stage_in_place
+from .state import describe
+from .translate import load_error, save_error
+
+_NO_STEP = -1
+
+
+def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "auto") -> SaveReport:
+    """Save a state as one self-contained object. Blocks until it is durable.
+
+    A file that is there already is replaced atomically: whatever happens, the path holds the old one or the new one.
+
+    Args:
+        state: Any nesting of dicts, lists, tuples, namedtuples and dataclasses with tensors, NumPy arrays and plain
+            values at the leaves.
+        path_or_url: A file, such as "model.tg".
+        codec: "auto", "zstd", "raw", or "ans" (CUDA tensors only).
+
+    Returns:
+        Sizes and times of the save.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be saved; nothing was written.
+        SaveError: Nothing was replaced.
+    """
+    options = Options(codec=codec)
+    table = describe(state)
+    resources = Resources(options)
+    try:
+        devices = [str(source.device) for source in table.sources]
+        plan = plan_save(table.extent_bytes, table.extent_words, devices, resources.chunk_bytes)
+        job = SaveJob(_NO_STEP, table, plan, {}, resources.wake)
+        job.modes.add("in place")
+        resources.prepare_for(job)
+        stage_in_place(job)
+        store, key = _open(path_or_url)
+        try:
+            record, totals = write_object(
+                job, store.create(key, size_hint_bytes=plan.raw_bytes // 2, replace=True), key, resources,
+                stands_alone=True,
+            )  # fmt: skip
+        finally:
+            store.close()
+        job.stall_s = job.snapshot_s = job.timeline.now()
+        return make_report(job, resources, f"{store.url}/{key}", record.num_bytes, totals)
+    except CheckpointError:
+        raise
+    except Exception as exc:
+        raise save_error(exc, f"save to {path_or_url}") from exc
+    finally:
+        resources.close()
+
+
+def load(
+    path_or_url: str | os.PathLike[str], *, map_location: MapLocation = None, into: object | None = None
+) -> object:
+    """Load what `tidegate.save` wrote. Blocks. Runs nothing that the file names.
+
+    Args:
+        path_or_url: The file.
+        map_location: Where tensors go: a device, or a mapping of saved to new devices. None: the CPU.
+        into: A state of the same structure whose tensors are filled in place; it is half filled after an error.
+
+    Returns:
+        The state. Dataclasses, Enums and namedtuples need their class in `torch.serialization.add_safe_globals`.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file.
+        CorruptCheckpointError: The file is damaged, or no tidegate file.
+        LoadError: It cannot be read, or `into` does not fit.
+    """
+    if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
+        path = Path(path_or_url)
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine({str(path)!r}).load()")
+        if not path.exists():
+            raise CheckpointNotFoundError(f"there is no file {path}")
+    try:
+        store, key = _open(path_or_url)
+        try:
+            index = read_index(store, key)
+            if not index.manifest:
+                raise CorruptCheckpointError(
+                    f"{path_or_url} is one part of a checkpoint and holds no manifest; load the checkpoint's root with "
+                    "CheckpointEngine",
+                    key=key,
+                    stage="open",
+                )
+            manifest = parse_manifest(index.manifest, key)
+            return load_state(store, manifest, plan_load(manifest, [index]), map_location=map_location, into=into)
+        finally:
+            store.close()
+    except CheckpointError:
+        raise
+    except Exception as exc:
+        raise load_error(exc, f"loading {path_or_url}", stage="open") from exc
+
+
+def _open(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Split into a store and a key."""
+    text = os.fspath(path_or_url)
+    if "://" in text:
+        root, _, key = text.rpartition("/")
+        return open_store(root), key
+    path = Path(os.path.abspath(text))
+    return open_store(path.parent), path.name
+
+

@@ -1,0 +1,108 @@
+"""The engine's options, checked once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from tidegate.codec.base import frame_bound_bytes
+from tidegate.codec.registry import codec_names
+
+from .errors import ConfigError
+from .plan import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from .snapshot import SNAPSHOT_MODES, SnapshotMode
+
+Verify = Literal["checksum", "decode"]
+OnBusy = Literal["wait", "skip", "error"]
+_CHUNK_STEP_BYTES = 64 << 10
+_NUM_QUEUED_WRITES = 3
+_NUM_STAGED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `CheckpointEngine` was asked for; see there for what each means."""
+
+    codec: str = "auto"
+    snapshot: SnapshotMode = "auto"
+    chunk_bytes: int = 64 << 20
+    device_budget_bytes: int | None = None
+    host_budget_bytes: int | None = None
+    watermarks: tuple[float, float] = (0.9, 0.7)
+    verify: Verify = "checksum"
+    on_busy: OnBusy = "wait"
+    keep_last: int | None = None
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("codec", self.codec, ("auto", *codec_names()))
+        _check_choice("snapshot", self.snapshot, SNAPSHOT_MODES)
+        _check_choice("verify", self.verify, ("checksum", "decode"))
+        _check_choice("on_busy", self.on_busy, ("wait", "skip", "error"))
+        _check_count("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES)
+        if self.chunk_bytes > MAX_CHUNK_BYTES or self.chunk_bytes % 4096:
+            raise ConfigError(
+                f"chunk_bytes is {self.chunk_bytes}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to {MAX_CHUNK_BYTES:,}"
+            )
+        for name in ("device_budget_bytes", "host_budget_bytes", "keep_last", "keep_every"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_count(name, value, 1)
+        if self.keep_every is not None and self.keep_last is None:
+            raise ConfigError("keep_every says which checkpoints outlive keep_last; give keep_last too")
+        high, low = self.watermarks
+        if not 0.0 < low <= high <= 1.0:
+            raise ConfigError(f"watermarks are {self.watermarks}; give (high, low) with 0 < low <= high <= 1")
+
+    @property
+    def num_encode_threads(self) -> int:
+        """Threads that encode on the CPU: half the cores, so that the training keeps the rest; at least two."""
+        return max(2, min(8, (os.cpu_count() or 2) // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class HostShares:
+    """How the host budget is split. Frames have a share of their own, so that staged chunks can always be encoded.
+
+    Attributes:
+        chunk_bytes: The option, made smaller where the budget would not hold enough chunks of it.
+        staging_bytes: For chunks that are copied at the call.
+        output_bytes: For frames being encoded or written.
+    """
+
+    chunk_bytes: int
+    staging_bytes: int
+    output_bytes: int
+
+
+def split_host_budget(options: Options) -> HostShares:
+    """Divide the host budget between staging and frames."""
+    num_outputs = options.num_encode_threads + _NUM_QUEUED_WRITES
+    budget_bytes = options.host_budget_bytes
+    if budget_bytes is None:
+        budget_bytes = max(available_host_bytes() // 2, (num_outputs + _NUM_STAGED) * frame_bound_bytes(options.chunk_bytes))
+    high = options.watermarks[0]
+    largest = int(budget_bytes * high) // (num_outputs + _NUM_STAGED) - frame_bound_bytes(0)
+    chunk_bytes = min(options.chunk_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))
+    output_bytes = int(num_outputs * frame_bound_bytes(chunk_bytes) / high) + 1
+    return HostShares(chunk_bytes, max(budget_bytes - output_bytes, frame_bound_bytes(chunk_bytes)), output_bytes)
+
+
+def available_host_bytes() -> int:
+    """Host memory that can be had without swapping, as the kernel estimates it."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _check_count(name: str, value: int, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {minimum:,}")

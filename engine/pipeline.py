@@ -1,0 +1,137 @@
+"""The stages of a save: chunk i is encoded while chunk i − 1 is written.
+
+    staged chunks ──▶ encoder (threads, or a side stream) ──▶ appender (the store's threads)
+                         at most `depth` at once                as many as the output buffers allow
+
+One thread, the driver, runs `Pipeline.run`. It starts chunks in the order in which they come and appends their frames
+in that same order, so a file's bytes do not depend on which thread was faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from .buffers import BufferPool, HostBuffer
+from .container import FrameAppender
+from .encode import ChunkEncoder, EncodedFrame, Ticket, output_bytes
+from .job import SaveJob, StagedChunk
+from .report import CodecTotals
+
+
+class Pipeline:
+    """Move the staged chunks of one save through encoder and appender.
+
+    Args:
+        encoder_for: Chooses the encoder of a chunk.
+        outputs: Host buffers for frames; what they may hold bounds the frames in flight.
+        appender: The object that takes the frames.
+    """
+
+    def __init__(
+        self, encoder_for: Callable[[StagedChunk], ChunkEncoder], outputs: BufferPool, appender: FrameAppender
+    ) -> None:
+        self._encoder_for = encoder_for
+        self._outputs = outputs
+        self._appender = appender
+        self._started: deque[Ticket] = deque()
+        self._totals: dict[int, CodecTotals] = {}
+
+    def run(self, job: SaveJob) -> dict[int, CodecTotals]:
+        """Encode and append every chunk of the job. Blocks until the last is queued; appends may still be under way.
+
+        Returns:
+            Frames and bytes by codec number.
+
+        Raises:
+            BaseException: The first failure of any stage. Every ticket is finished and every staged buffer is back.
+        """
+        chunks = job.chunks()
+        try:
+            for staged in chunks:
+                if staged is None:
+                    self._drain(job, 0)  # nothing to start: use the time to hand on what is encoded
+                    continue
+                try:
+                    self._start(job, staged)
+                except BaseException:
+                    _drop(job, staged)
+                    raise
+            self._drain(job, 0)
+        except BaseException as exc:
+            job.fail(exc)
+            self._abandon(job)
+            raise
+        return self._totals
+
+    def _start(self, job: SaveJob, staged: StagedChunk) -> None:
+        if job.failure is not None:
+            raise job.failure
+        encoder = self._encoder_for(staged)
+        self._drain(job, encoder.depth - 1)
+        output = self._output(job, staged.chunk.num_bytes)
+        try:
+            self._started.append(encoder.start(job, staged, output))
+        except BaseException:
+            output.release()
+            raise
+
+    def _output(self, job: SaveJob, num_bytes: int) -> HostBuffer:
+        # Frames that are encoded but not appended hold buffers too: append them before waiting for a buffer.
+        while self._started:
+            buffer = self._outputs.try_acquire(output_bytes(num_bytes))
+            if buffer is not None:
+                return buffer
+            self._drain(job, len(self._started) - 1)
+        buffer = self._outputs.acquire(output_bytes(num_bytes), job.failed)
+        if buffer is None:
+            raise job.failure or RuntimeError("a buffer pool gave up without being asked to")
+        return buffer
+
+    def _drain(self, job: SaveJob, num_left: int) -> None:
+        while len(self._started) > num_left:
+            self._append(job, self._started.popleft().finish())
+
+    def _append(self, job: SaveJob, frame: EncodedFrame) -> None:
+        start_s = job.timeline.now()
+        chunk = frame.staged.chunk
+        before = self._totals.get(frame.header.codec, CodecTotals(0, 0, 0))
+        self._totals[frame.header.codec] = CodecTotals(
+            before.num_frames + 1,
+            before.raw_bytes + frame.header.raw_bytes,
+            before.stored_bytes + frame.header.padded_bytes,
+        )
+
+        def written(future: Future[None]) -> None:
+            frame.buffer.release()
+            if future.cancelled() or (error := future.exception()) is not None:
+                job.fail(RuntimeError("the write was cancelled") if future.cancelled() else error)  # type: ignore[arg-type]
+            else:
+                job.timeline.add(chunk.index, "write", start_s)
+
+        try:
+            future = self._appender.append(chunk.index, frame.header, frame.view)
+        except BaseException:
+            frame.buffer.release()
+            raise
+        future.add_done_callback(written)
+
+    def _abandon(self, job: SaveJob) -> None:
+        """Give back what the save holds: let started tickets end, and take in what is still being staged."""
+        for ticket in self._started:
+            try:
+                ticket.finish().buffer.release()
+            except Exception as exc:
+                job.fail(exc)  # keeps the first failure, which is the one that is raised
+        self._started.clear()
+        for staged in job.chunks():
+            if staged is not None:
+                _drop(job, staged)
+
+
+def _drop(job: SaveJob, staged: StagedChunk) -> None:
+    if staged.buffer is not None:
+        staged.buffer.release()
+    elif staged.is_live:
+        job.live_chunk_was_read()

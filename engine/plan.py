@@ -1,0 +1,80 @@
+"""Cut a state's extents into chunks. Pure data: no tensors, no devices, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidegate.codec.words import WordType
+
+MIN_CHUNK_BYTES = 64 << 10
+MAX_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes [offset, offset + num_bytes) of extents [first_extent, end_extent) laid end to end.
+
+    A chunk is either one piece of one large extent, or several whole small extents (then `offset` is 0). All its
+    extents have one word type and lie on one device.
+    """
+
+    index: int
+    word: WordType
+    first_extent: int
+    end_extent: int
+    offset: int
+    num_bytes: int
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether the chunk lies inside one extent, so that it can be read and written in place."""
+        return self.end_extent - self.first_extent == 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """The chunks of a save, in the order of their extents."""
+
+    chunks: tuple[Chunk, ...]
+    raw_bytes: int
+    chunk_bytes: int
+
+
+def plan_save(
+    extent_bytes: Sequence[int], extent_words: Sequence[WordType], extent_devices: Sequence[str], chunk_bytes: int
+) -> SavePlan:
+    """Cut extents into chunks of at most `chunk_bytes`.
+
+    An extent longer than a chunk is cut into pieces; shorter neighbours of one word type and device share a chunk.
+    Empty extents need no bytes and may lie in any chunk or in none.
+
+    Args:
+        extent_bytes: Length of each extent.
+        extent_words: Word type of each extent.
+        extent_devices: Device of each extent, such as "cpu" or "cuda:0".
+        chunk_bytes: The longest chunk; a multiple of 4,096.
+    """
+    chunks: list[Chunk] = []
+    first = 0
+    filled = 0
+
+    def flush(end: int) -> None:
+        nonlocal first, filled
+        if filled:
+            chunks.append(Chunk(len(chunks), extent_words[first], first, end, 0, filled))
+        first, filled = end, 0
+
+    for i, num_bytes in enumerate(extent_bytes):
+        is_other = i > first and (extent_words[i] != extent_words[i - 1] or extent_devices[i] != extent_devices[i - 1])
+        if is_other or filled + num_bytes > chunk_bytes:
+            flush(i)
+        if num_bytes > chunk_bytes:
+            for offset in range(0, num_bytes, chunk_bytes):
+                size = min(chunk_bytes, num_bytes - offset)
+                chunks.append(Chunk(len(chunks), extent_words[i], i, i + 1, offset, size))
+            first = i + 1
+        else:
+            filled += num_bytes
+    flush(len(extent_bytes))
+    return SavePlan(tuple(chunks), sum(extent_bytes), chunk_bytes)

@@ -1,0 +1,148 @@
+"""The background half of a save: from staged chunks to the commit."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import uuid
+from collections.abc import Mapping
+
+import torch
+import xxhash
+
+from tidegate.codec.registry import codec_named, codec_names
+from tidegate.storage.base import ObjectWriter, Store
+
+from .commit import (
+    MANIFEST_NAME,
+    CommitRecord,
+    attempt_key,
+    publish,
+    read_commit_bytes,
+    read_commits,
+    step_folder,
+)
+from .container import FrameAppender, ObjectRecord
+from .errors import StepExistsError
+from .job import SaveJob
+from .manifest import Manifest, dump_manifest
+from .pipeline import Pipeline
+from .report import CodecTotals, SaveReport, busy_s
+from .resources import Resources
+from .types import JSON
+from .version import __version__
+
+_OBJECT_NAME = "rank-00000.tg"
+
+
+def new_attempt() -> str:
+    """Name an attempt: nobody else will."""
+    return uuid.uuid4().hex
+
+
+def check_absent(store: Store, step: int, overwrite: bool) -> None:
+    """Refuse a step that is committed. Blocks for one look at the store.
+
+    Raises:
+        StepExistsError: It is, and `overwrite` is false.
+    """
+    if not overwrite and read_commit_bytes(store, step) is not None:
+        raise StepExistsError(
+            f"step {step} is committed at {store.url} already; pass overwrite=True to replace it", step=step
+        )
+
+
+def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwrite: bool) -> SaveReport:
+    """Encode and write the staged chunks, then publish the step. Blocks.
+
+    Either the step is committed and durable when this returns, or it raises and what it wrote is deleted.
+    """
+    check_absent(store, job.step, overwrite)
+    replaces = read_commit_bytes(store, job.step)
+    attempt = new_attempt()
+    key = attempt_key(job.step, attempt, _OBJECT_NAME)
+    try:
+        writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
+        record, totals = write_object(job, writer, key, resources)
+        text = dump_manifest(_manifest(job, attempt, (record,)))
+        store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), text, expected=None)
+        records, _ = read_commits(store)
+        commit = CommitRecord(
+            step=job.step,
+            sequence=1 + max((record.sequence for record in records), default=0),
+            attempt=attempt,
+            manifest_bytes=len(text),
+            manifest_digest=xxhash.xxh3_64_intdigest(text),
+        )
+        publish(store, commit, replaces)
+    except BaseException:
+        delete_attempt(store, job.step, attempt)
+        raise
+    stored_bytes = record.num_bytes + len(text) + len(commit.dump())
+    return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, totals)
+
+
+def write_object(
+    job: SaveJob, writer: ObjectWriter, key: str, resources: Resources, *, stands_alone: bool = False
+) -> tuple[ObjectRecord, dict[int, CodecTotals]]:
+    """Move the job's chunks into one object and seal it; abort it on any failure. Blocks."""
+    appender = FrameAppender(writer, key)
+    try:
+        totals = Pipeline(lambda staged: resources.encoder_for(job, staged), resources.outputs, appender).run(job)
+        record = appender.finish((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
+        if job.failure is not None:
+            raise job.failure
+    except BaseException as exc:
+        job.fail(exc)
+        writer.abort()
+        raise job.failure or exc from None
+    return record, totals
+
+
+def delete_attempt(store: Store, step: int, attempt: str) -> None:
+    """Delete what an attempt wrote. What cannot be deleted is a leftover, which readers ignore and `gc` removes."""
+    try:
+        text = read_commit_bytes(store, step)
+        if text is not None and attempt.encode() in text:
+            return  # it was published after all: the error came later
+        for stat in list(store.list(f"{step_folder(step)}/{attempt}/")):
+            store.delete(stat.key)
+    except Exception:  # noqa: BLE001 - the save's own failure is what the caller must see
+        return
+
+
+def make_report(
+    job: SaveJob, resources: Resources, url: str, stored_bytes: int, totals: Mapping[int, CodecTotals]
+) -> SaveReport:
+    """Sum up a save that has ended well."""
+    spans = job.timeline.spans()
+    names = {codec_named(name).number: name for name in codec_names()}
+    return SaveReport(
+        step=job.step,
+        url=url,
+        raw_bytes=job.plan.raw_bytes,
+        stored_bytes=stored_bytes,
+        stall_s=job.stall_s,
+        snapshot_s=job.snapshot_s,
+        encode_s=busy_s(spans, "encode"),
+        write_s=busy_s(spans, "write"),
+        wall_s=job.timeline.now(),
+        peak_device_bytes=resources.device_bytes,
+        peak_host_bytes=resources.take_peak_host_bytes(),
+        by_codec={names[number]: total for number, total in sorted(totals.items())},
+        snapshot="+".join(sorted(job.modes)),
+        fence_s=job.fence_s,
+        notes=tuple(job.notes),
+        timeline=spans,
+    )
+
+
+def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
+    created: dict[str, JSON] = {
+        "tidegate": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks)
+

@@ -1,0 +1,273 @@
+"""Stage a state: copy what must be copied at the call, and tell the pipeline where the rest can be read.
+
+Modes, chosen chunk by chunk:
+
+- *host*: copied into pooled host buffers at the call. When the budget is used up the call waits for the pipeline, so a
+  state of any size goes through.
+- *device*: CUDA tensors are copied into preallocated buffers on their own GPU, on a side stream; the training stream
+  waits for that copy on the GPU, the host does not.
+- *lazy*: tensors of the attached optimizer are read where they are; the fence keeps `optimizer.step()` waiting until
+  they have been read. Everything else is copied as above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from .buffers import BufferPool
+from .encode import copied_bytes, output_bytes
+from .extents import ExtentSource, gather
+from .job import SaveJob, StagedChunk
+from .plan import Chunk
+
+SnapshotMode = Literal["auto", "device", "lazy", "host"]
+SNAPSHOT_MODES = ("auto", "device", "lazy", "host")
+_CHUNK_ALIGNMENT_BYTES = 512
+_HEADROOM_FRACTION = 0.05
+_HEADROOM_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class DeviceSnapshot:
+    """The preallocated copy of a state's CUDA chunks, one flat buffer a device, kept between saves.
+
+    Args:
+        budget_bytes: The most that a device's buffer may hold; None: what the device has free, less some headroom
+            that is left to the training.
+    """
+
+    budget_bytes: int | None
+    _flat: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that it holds."""
+        return sum(flat.numel() for flat in self._flat.values())
+
+    def reserve(self, device: torch.device, num_bytes: int) -> torch.Tensor | None:
+        """Return a buffer of `num_bytes` on `device`; None if the budget or the device has no room for it."""
+        flat = self._flat.get(device)
+        if flat is not None and flat.numel() >= num_bytes:
+            return flat
+        if self.budget_bytes is not None and num_bytes > self.budget_bytes:
+            return None
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        headroom_bytes = max(_HEADROOM_BYTES, int(total_bytes * _HEADROOM_FRACTION))
+        held_bytes = flat.numel() if flat is not None else 0
+        if num_bytes > free_bytes + held_bytes - headroom_bytes:
+            return None
+        del flat
+        self._flat.pop(device, None)
+        try:
+            self._flat[device] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return None
+        return self._flat[device]
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._flat.clear()
+
+
+class Stager:
+    """Stages the chunks of a job on the calling thread.
+
+    Args:
+        mode: The snapshot mode that the user asked for.
+        staging: Host buffers for copied chunks.
+        snapshot: Device buffers.
+    """
+
+    def __init__(self, mode: SnapshotMode, staging: BufferPool, snapshot: DeviceSnapshot) -> None:
+        self._mode = mode
+        self._staging = staging
+        self._snapshot = snapshot
+
+    def stage(self, job: SaveJob, owned_storages: Collection[int]) -> None:
+        """Copy or hand over every chunk. Blocks for the host copies; returns early if the job fails.
+
+        Args:
+            job: The save; its staging is ended whatever happens.
+            owned_storages: Addresses of the storages that an attached optimizer owns.
+        """
+        try:
+            copied, live = self._split(job, owned_storages)
+            on_device, copied = self._copy_on_devices(job, copied)
+            self._copy_to_host(job, copied)
+            for staged in live:
+                job.modes.add("lazy")
+                job.put(staged)
+            for staged in on_device:
+                job.put(staged)
+        except BaseException as exc:
+            job.fail(exc)
+            raise
+        finally:
+            job.end_staging()
+
+    def _split(self, job: SaveJob, owned: Collection[int]) -> tuple[list[Chunk], list[StagedChunk]]:
+        """Part the chunks that must be copied from those that are read in place."""
+        is_cuda_only = self._mode == "auto"  # CPU tensors are cheap to copy, so auto never makes the optimizer wait for them
+        copied: list[Chunk] = []
+        live: list[StagedChunk] = []
+        if self._mode in ("device", "host") or not owned or (is_cuda_only and self._fits_devices(job)):
+            return list(job.plan.chunks), live
+        ready = _record_events(job)
+        for chunk in job.plan.chunks:
+            sources = _sources(job, chunk)
+            is_owned = all(source.storage.data_ptr() in owned for source in sources)
+            if is_owned and not (is_cuda_only and sources[0].device.type == "cpu"):
+                live.append(StagedChunk(chunk, sources, ready=ready.get(sources[0].device)))
+            else:
+                copied.append(chunk)
+        return copied, live
+
+    def _fits_devices(self, job: SaveJob) -> bool:
+        return all(
+            self._snapshot.reserve(device, _laid_out_bytes(chunks)) is not None
+            for device, chunks in _by_cuda_device(job, job.plan.chunks).items()
+        )
+
+    def _copy_on_devices(self, job: SaveJob, chunks: Sequence[Chunk]) -> tuple[list[StagedChunk], list[Chunk]]:
+        """Copy CUDA chunks into the device snapshot where it has room; return those and the chunks that are left."""
+        if self._mode == "host":
+            return [], list(chunks)
+        staged: list[StagedChunk] = []
+        done: set[int] = set()
+        for device, device_chunks in _by_cuda_device(job, chunks).items():
+            flat = self._snapshot.reserve(device, _laid_out_bytes(device_chunks))
+            if flat is None:
+                job.notes.append(f"{device} has no room for a device snapshot: staged through host memory")
+                continue
+            job.modes.add("device")
+            staged += _copy_on_device(job, device, device_chunks, flat)
+            done.update(chunk.index for chunk in device_chunks)
+        return staged, [chunk for chunk in chunks if chunk.index not in done]
+
+    def _copy_to_host(self, job: SaveJob, chunks: Sequence[Chunk]) -> None:
+        pending: dict[torch.device, torch.cuda.Event] = {}
+        for chunk in chunks:
+            start_s = job.timeline.now()
+            buffer = self._staging.acquire(output_bytes(chunk.num_bytes), job.failed)
+            if buffer is None:
+                return
+            job.modes.add("host")
+            try:
+                sources = _sources(job, chunk)
+                staged = StagedChunk(chunk, sources, buffer=buffer)
+                out = copied_bytes(buffer, chunk.num_bytes)
+                if sources[0].device.type == "cuda":
+                    staged.ready = pending[sources[0].device] = _copy_from_device(chunk, sources, out)
+                else:
+                    _copy_chunk(chunk, sources, out)
+            except BaseException:
+                buffer.release()
+                raise
+            job.timeline.add(chunk.index, "stage", start_s)
+            job.put(staged)
+        for device, event in pending.items():
+            torch.cuda.current_stream(device).wait_event(event)
+
+
+def _copy_chunk(chunk: Chunk, sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+    if chunk.is_piece:
+        sources[0].copy_to(out, chunk.offset)
+    else:
+        gather(sources, out)
+
+
+def _copy_from_device(chunk: Chunk, sources: Sequence[ExtentSource], out: torch.Tensor) -> torch.cuda.Event:
+    """Queue the copy of a CUDA chunk into page-locked memory behind the work of the current stream."""
+    device = sources[0].device
+    side = side_stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.device(device), torch.cuda.stream(side):
+        if chunk.is_piece:
+            sources[0].copy_to(out, chunk.offset)
+        else:
+            packed = torch.empty(chunk.num_bytes, dtype=torch.uint8, device=device)
+            gather(sources, packed)
+            out.copy_(packed, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(side)
+    return event
+
+
+def _copy_on_device(
+    job: SaveJob, device: torch.device, chunks: Sequence[Chunk], flat: torch.Tensor
+) -> list[StagedChunk]:
+    """Queue the copy of all of a device's chunks; the training stream waits for it on the GPU."""
+    side = side_stream(device)
+    training = torch.cuda.current_stream(device)
+    side.wait_stream(training)
+    staged = []
+    offset = 0
+    with torch.cuda.device(device), torch.cuda.stream(side):
+        start_s = job.timeline.now()
+        ready = torch.cuda.Event()
+        for chunk in chunks:
+            out = flat[offset : offset + chunk.num_bytes]
+            offset += _aligned(chunk.num_bytes)
+            sources = _sources(job, chunk)
+            _copy_chunk(chunk, sources, out)
+            staged.append(StagedChunk(chunk, sources, device_bytes=out, ready=ready))
+        ready.record(side)
+        job.timeline.add(chunks[0].index, "stage", start_s)
+    training.wait_event(ready)
+    return staged
+
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that snapshots of a device are copied on; one a device and process."""
+    if device not in _side_streams:
+        _side_streams[device] = torch.cuda.Stream(device)
+    return _side_streams[device]
+
+
+def _record_events(job: SaveJob) -> dict[torch.device, torch.cuda.Event]:
+    """Record, on every device of the state, that what the current stream has queued so far is done."""
+    events = {}
+    for device in _by_cuda_device(job, job.plan.chunks):
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        events[device] = event
+    return events
+
+
+def _by_cuda_device(job: SaveJob, chunks: Sequence[Chunk]) -> dict[torch.device, list[Chunk]]:
+    found: dict[torch.device, list[Chunk]] = {}
+    for chunk in chunks:
+        device = job.table.sources[chunk.first_extent].device
+        if device.type == "cuda":
+            found.setdefault(device, []).append(chunk)
+    return found
+
+
+def _sources(job: SaveJob, chunk: Chunk) -> tuple[ExtentSource, ...]:
+    return tuple(job.table.sources[chunk.first_extent : chunk.end_extent])
+
+
+def _laid_out_bytes(chunks: Sequence[Chunk]) -> int:
+    return sum(_aligned(chunk.num_bytes) for chunk in chunks)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _CHUNK_ALIGNMENT_BYTES) * _CHUNK_ALIGNMENT_BYTES
+
+
+def stage_in_place(job: SaveJob) -> None:
+    """Hand every chunk to the pipeline where it lies. For a caller that waits until the save has ended."""
+    ready = _record_events(job)
+    try:
+        for chunk in job.plan.chunks:
+            sources = _sources(job, chunk)
+            job.put(StagedChunk(chunk, sources, ready=ready.get(sources[0].device)))
+    finally:
+        job.end_staging()

@@ -1,0 +1,8 @@
+"""Types that several modules share."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, Union
+
+JSON: TypeAlias = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
+"""What `json.loads` returns."""
