@@ -91,9 +91,10 @@ class ObjectIndex:
 
 
 def read_index(store: Store, key: str) -> ObjectIndex:
-    """Read and check an object's trailer, index and inner manifest. Blocks; raises StorageError or CorruptCheckpointError.
+    """Read and check an object's trailer, index and inner manifest. Blocks.
 
-    Nothing is allocated from a length that has not been checked against the object's own.
+    Nothing is allocated from a length that has not been checked against the object's own. Raises StorageError or
+    CorruptCheckpointError.
     """
     num_bytes = store.stat(key).num_bytes
     if num_bytes < ALIGNMENT_BYTES or num_bytes % ALIGNMENT_BYTES:
@@ -122,7 +123,7 @@ def read_index(store: Store, key: str) -> ObjectIndex:
 
 
 def _parse_entries(key: str, index: memoryview, frames_end: int) -> tuple[FrameEntry, ...]:
-    entries = []
+    entries: list[FrameEntry] = []
     end = 0
     for at in range(0, len(index), ENTRY_BYTES):
         offset, chunk = _ENTRY.unpack_from(index, at)

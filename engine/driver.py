@@ -11,7 +11,7 @@ from .job import SaveJob
 from .options import Options
 from .resources import Resources
 from .retention import apply_retention
-from .save import write_checkpoint
+from .save import delete_attempt, write_checkpoint
 from .translate import save_error
 
 
@@ -80,12 +80,14 @@ class Driver:
         else:
             job.release_state()
             job.future.set_result(report)
-            self._retain()
+            self._retain(job)
         finally:
             job.finished.set()
 
-    def _retain(self) -> None:
+    def _retain(self, job: SaveJob) -> None:
         try:
+            if job.replaced is not None:
+                delete_attempt(self._store, job.replaced)
             apply_retention(self._store, self._options.keep_last, self._options.keep_every)
         except StorageError as exc:
             self._unseen_notes.append(f"the save is committed, but old checkpoints could not be deleted: {exc}")

@@ -14,8 +14,8 @@ from tidegate.codec.frame import decode_frame, encode_frame
 from tidegate.storage.workers import WorkerPool
 
 from .buffers import BufferPool, HostBuffer
-from .extents import gather
 from .job import SaveJob, StagedChunk
+from .sources import gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ChunkEncoder(Protocol):
     depth: int
 
     def start(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> Ticket:
-        """Begin; `output` holds at least `frame_bound_bytes(chunk.num_bytes)` and is the encoder's until `finish` returns."""
+        """Begin; `output` has room for the frame and is the encoder's until `finish` returns."""
         ...
 
 

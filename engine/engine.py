@@ -44,12 +44,13 @@ class CheckpointEngine:
     Not shared between threads: call it from the training thread. It is no longer usable in a forked child.
 
     Args:
-        root: Folder or URL of the run's checkpoints, or a Store.
+        root: Folder or URL of the run's checkpoints, or a Store (which stays open when the engine is closed).
         codec: "auto" (works here, and decodes on every machine), "zstd", "raw", or "ans" (nvCOMP: CUDA tensors only,
             decodes on NVIDIA GPUs only).
         snapshot: How the state is staged: "host", "device", "lazy", or "auto", the first that fits (snapshot.py).
         chunk_bytes: The pipeline's unit; a multiple of 4,096. Made smaller where the host budget asks for it.
-        device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some headroom.
+        device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some
+            headroom.
         host_budget_bytes: The most host memory for copies and frames in flight; None: half of what is available.
         watermarks: (high, low) fractions of a budget: above high, stages wait; at low, they go on.
         verify: "checksum", or "decode": every frame is decoded and compared before it is written.
@@ -93,6 +94,7 @@ class CheckpointEngine:
             keep_every=keep_every,
         )
         self._store = _open(root, io)
+        self._owns_store = self._store is not root
         self._resources = Resources(self._options)
         self._stager = Stager(snapshot, self._resources.staging, self._resources.snapshot)
         self._driver = Driver(self._store, self._resources, self._options)
@@ -215,7 +217,8 @@ class CheckpointEngine:
             if self._pid == os.getpid():
                 self._driver.close()
                 self._resources.close()
-                self._store.close()
+                if self._owns_store:
+                    self._store.close()
 
     def __enter__(self) -> CheckpointEngine:
         return self

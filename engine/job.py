@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from .buffers import HostBuffer
+from .commit import CommitRecord
 from .errors import TornSnapshotError, WaitTimeoutError
-from .extents import ExtentSource, StateTable, version_of
 from .plan import Chunk, SavePlan
 from .report import SaveReport, Timeline
+from .sources import ExtentSource, version_of
+from .table import StateTable
 from .types import JSON
 
 
@@ -114,12 +116,15 @@ class SaveJob:
         self.snapshot_s = 0.0
         self.fence_s = 0.0
         self.failure: BaseException | None = None
+        self.replaced: CommitRecord | None = None
         self._wake = wake
         self._is_drained = False
         self._queue: queue.SimpleQueue[StagedChunk | None] = queue.SimpleQueue()
         self._num_live = 0
+        self._live: list[tuple[ExtentSource, tuple[int, ...]]] = []
         self._live_lock = threading.RLock()
         self._is_staging = True
+        self._may_start = threading.Event()
         self._versions = [version_of(tensor) for tensor in table.tensors]
 
     def put(self, staged: StagedChunk) -> None:
@@ -127,11 +132,17 @@ class SaveJob:
         if staged.is_live:
             with self._live_lock:
                 self._num_live += 1
+                self._live.extend((source, source.versions()) for source in staged.sources)
         self._queue.put(staged)
 
     def end_staging(self) -> None:
         """Say that every chunk has been put; the state may change unless chunks are still read in place."""
+        for i, (tensor, version) in enumerate(zip(self.table.tensors, self._versions, strict=True)):
+            if version_of(tensor) != version:
+                self._fail_torn(i)
+                break
         self._queue.put(None)
+        self._may_start.set()
         with self._live_lock:
             self._is_staging = False
             if self._num_live == 0:
@@ -144,8 +155,17 @@ class SaveJob:
             if self._num_live == 0 and not self._is_staging:
                 self._end_reading()
 
+    def start_now(self) -> None:
+        """Let the background thread begin before staging ends: it must, where staging waits for buffers.
+
+        Otherwise it begins when staging has ended, so that encoding does not take cores from the copy that the
+        training thread waits for.
+        """
+        self._may_start.set()
+
     def chunks(self) -> Iterator[StagedChunk | None]:
-        """Yield the chunks as they come; None when none is there at the moment. Ends after the last; blocks for the first."""
+        """Yield the chunks as they come; None when there is none at the moment, before blocking for the next."""
+        self._may_start.wait()
         while not self._is_drained:
             try:
                 staged = self._queue.get_nowait()
@@ -173,20 +193,26 @@ class SaveJob:
             self.table.tensors.clear()
             self.table.sources.clear()
             self._versions.clear()
+            self._live.clear()
         self.future._staged.set()
 
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
-        for i, (tensor, version) in enumerate(zip(self.table.tensors, self._versions, strict=True)):
-            if version_of(tensor) != version:
-                self.fail(
-                    TornSnapshotError(
-                        f"tensor {self.table.fqn(i)} was changed in place while step {self.step} was being read. "
-                        "Nothing was committed. Change the state only after save_async has returned and, in lazy "
-                        "mode, inside `with engine.fence():` or through an attached optimizer",
-                        fqn=self.table.fqn(i),
-                        stage="stage",
-                    )
-                )
+        for source, versions in self._live:
+            if source.versions() != versions:
+                self._fail_torn(source.tensor_index)
                 break
+        self._live.clear()
         self.future._staged.set()
+
+    def _fail_torn(self, tensor: int) -> None:
+        fqn = self.table.fqn(tensor)
+        self.fail(
+            TornSnapshotError(
+                f"tensor {fqn} was changed in place while step {self.step} was being read. Nothing was committed. Change "
+                "the state only after save_async has returned and, in lazy mode, inside `with engine.fence():` or "
+                "through an attached optimizer",
+                fqn=fqn,
+                stage="stage",
+            )
+        )

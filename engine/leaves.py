@@ -1,7 +1,7 @@
 """Plain Python and torch values as JSON, and back, bit for bit.
 
 None, bool, str, int below 2**63 and finite floats are themselves in JSON; everything else is an array that opens with a
-tag: `["int", "0x…"]`, `["float", "7ff8000000000001"]`, `["bytes", base64]`, `["datetime", "2026-01-31T12:00:00", 0, null]`.
+tag: `["int", "0x…"]`, `["float", "7ff8000000000001"]`, `["bytes", base64]`, `["date", "2026-01-31"]`.
 `LEAVES` maps an exact type to its writer, `LEAF_TAGS` a tag to its reader; neither imports or runs what a file names.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .paths import PathError
+from .paths import PathError, shown
 from .types import JSON
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ def read_leaf(node: list[JSON]) -> object:
     tag = node[0] if node else None
     reader = LEAF_TAGS.get(tag) if isinstance(tag, str) else None
     if reader is None:
-        raise PathError(f"unknown kind of value {tag!r:.40}")
+        raise PathError(f"unknown kind of value {shown(tag)}")
     try:
         return reader(node[1:])
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as exc:
@@ -131,7 +131,7 @@ def read_int(node: JSON) -> int:
         return node
     if isinstance(node, list) and len(node) == 2 and node[0] == "int" and isinstance(node[1], str):
         return int(node[1], 16)
-    raise ValueError(f"expected an int, found {node!r:.40}")
+    raise ValueError(f"expected an int, found {shown(node)}")
 
 
 def read_float(node: JSON) -> float:
@@ -141,7 +141,7 @@ def read_float(node: JSON) -> float:
     if isinstance(node, list) and len(node) == 2 and isinstance(node[1], str) and _HEX_DOUBLE.fullmatch(node[1]):
         (value,) = struct.unpack(">d", bytes.fromhex(node[1]))
         return float(value)
-    raise ValueError(f"expected a float, found {node!r:.40}")
+    raise ValueError(f"expected a float, found {shown(node)}")
 
 
 def read_str(node: JSON) -> str:
@@ -150,13 +150,13 @@ def read_str(node: JSON) -> str:
         return node
     if isinstance(node, list) and len(node) == 2 and node[0] == "str":
         return read_bytes(node[1]).decode("utf-8", "surrogatepass")
-    raise ValueError(f"expected text, found {node!r:.40}")
+    raise ValueError(f"expected text, found {shown(node)}")
 
 
 def read_bytes(node: JSON) -> bytes:
     """Read base64. Raises ValueError for anything else."""
     if type(node) is not str:
-        raise ValueError(f"expected base64, found {node!r:.40}")
+        raise ValueError(f"expected base64, found {shown(node)}")
     try:
         return base64.b64decode(node, validate=True)
     except binascii.Error as exc:
@@ -219,7 +219,7 @@ LEAVES.update(dict.fromkeys(_PATHS.values(), _path_node))
 def _read_path(args: list[JSON]) -> object:
     name, text = map(read_str, fields(args, 2))
     if name not in _PATHS:
-        raise ValueError(f"unknown kind of path {name!r:.40}")
+        raise ValueError(f"unknown kind of path {shown(name)}")
     flavour = _PATHS[name]
     if issubclass(flavour, pathlib.Path) and not isinstance(pathlib.Path(), flavour):
         flavour = _PATHS[f"Pure{name}"]  # another system's path cannot be opened here, only read
@@ -238,7 +238,9 @@ def _timezone_node(x: dt.timezone) -> JSON:
 @_reads("timezone")
 def _read_timezone(args: list[JSON]) -> object:
     offset, name = fields(args, 2)
-    delta = _read_timedelta(offset[1:] if isinstance(offset, list) else [])
+    if not isinstance(offset, list) or offset[:1] != ["timedelta"]:
+        raise ValueError("expected a timedelta")
+    delta = _read_timedelta(offset[1:])
     return dt.timezone(delta) if name is None else dt.timezone(delta, read_str(name))
 
 
@@ -253,7 +255,7 @@ def _zone_node(x: zoneinfo.ZoneInfo) -> JSON:
 def _read_zone(args: list[JSON]) -> object:
     key = read_str(*fields(args, 1))
     if not _ZONE_KEY.fullmatch(key):  # ZoneInfo looks the key up in folders and in a package
-        raise ValueError(f"not the key of a time zone: {key!r:.40}")
+        raise ValueError(f"not the key of a time zone: {shown(key)}")
     try:
         return zoneinfo.ZoneInfo(key)
     except (zoneinfo.ZoneInfoNotFoundError, OSError):
@@ -266,17 +268,17 @@ def _tz_node(x: dt.datetime | dt.time) -> JSON:
     if tz is None:
         return None
     if type(tz) not in (dt.timezone, zoneinfo.ZoneInfo):
-        raise PathError(f"a time with a {type(tz).__qualname__} time zone cannot be saved; use datetime.timezone or ZoneInfo")
+        raise PathError(f"a {type(tz).__qualname__} time zone cannot be saved; use datetime.timezone or ZoneInfo")
     return LEAVES[type(tz)](tz)
 
 
 def _read_tz(node: JSON) -> dt.tzinfo | None:
     if node is None:
         return None
-    tz = read_leaf(node) if isinstance(node, list) else node
-    if not isinstance(tz, dt.tzinfo):
-        raise ValueError("not a time zone")
-    return tz
+    if not isinstance(node, list) or node[:1] not in (["timezone"], ["ZoneInfo"]):
+        raise ValueError("expected a time zone")
+    tz = read_leaf(node)
+    return tz if isinstance(tz, dt.tzinfo) else None
 
 
 @_writes(dt.timedelta)
@@ -284,10 +286,12 @@ def _timedelta_node(x: dt.timedelta) -> JSON:
     return ["timedelta", x.days, x.seconds, x.microseconds]
 
 
-@_reads("timedelta")
 def _read_timedelta(args: list[JSON]) -> dt.timedelta:
     days, seconds, microseconds = map(read_int, fields(args, 3))
     return dt.timedelta(days, seconds, microseconds)
+
+
+LEAF_TAGS["timedelta"] = _read_timedelta
 
 
 @_writes(dt.date)
@@ -340,7 +344,7 @@ def _device_node(x: torch.device) -> JSON:
 def _read_device(args: list[JSON]) -> object:
     text = read_str(*fields(args, 1))
     if not _DEVICE.fullmatch(text):
-        raise ValueError(f"not a device: {text!r:.40}")
+        raise ValueError(f"not a device: {shown(text)}")
     return torch.device(text)
 
 
@@ -348,7 +352,7 @@ def _constant(kind: type, tag: str, names: dict[str, Any]) -> None:
     def read(args: list[JSON]) -> object:
         name = read_str(*fields(args, 1))
         if name not in names:
-            raise PathError(f"this build of torch knows no {tag} {name!r:.40}; use a newer one", is_damage=False)
+            raise PathError(f"this build of torch knows no {tag} {shown(name)}; use a newer one", is_damage=False)
         return names[name]
 
     LEAVES[kind] = lambda x: [tag, str(x)]

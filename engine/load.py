@@ -47,7 +47,7 @@ def load_step(store: Store, step: int, *, map_location: MapLocation = None, into
 
 
 def load_latest(store: Store, *, map_location: MapLocation = None, into: object | None = None) -> object:
-    """Load the checkpoint that was committed last and is whole. Blocks. Warns with each damaged one that it passes over."""
+    """Load the checkpoint that was committed last and is whole. Blocks. Warns of each damaged one that it passes over."""
     for _ in range(_NUM_TRIES):
         try:
             records, damaged = read_commits(store)

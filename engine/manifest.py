@@ -1,4 +1,4 @@
-"""The manifest: JSON that says what a checkpoint holds and where (storage/FORMAT.md). Checked in full before it is believed."""
+"""The manifest: JSON that says what a checkpoint holds and where (storage/FORMAT.md). Checked before it is believed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tidegate.codec.words import WordType
 
 from .container import ObjectRecord
 from .errors import CorruptCheckpointError
-from .extents import StateTable, spec_from_json, spec_to_json, validate_table
 from .plan import MAX_CHUNK_BYTES, Chunk
+from .table import StateTable, validate_table
+from .tensors import spec_from_json, spec_to_json
 from .types import JSON
 
 FORMAT_NAME = "tidegate-manifest"
@@ -71,7 +72,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(text: bytes, key: str) -> Manifest:
-    """Read and check a manifest. Raises CorruptCheckpointError; runs nothing, allocates no more than the text implies."""
+    """Read and check a manifest. Raises CorruptCheckpointError. Runs nothing that the text names."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as exc:

@@ -92,7 +92,7 @@ def load(
     if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
         path = Path(path_or_url)
         if path.is_dir():
-            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine({str(path)!r}).load()")
+            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine(…).load()")
         if not path.exists():
             raise CheckpointNotFoundError(f"there is no file {path}")
     try:

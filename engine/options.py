@@ -43,7 +43,8 @@ class Options:
         _check_count("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES)
         if self.chunk_bytes > MAX_CHUNK_BYTES or self.chunk_bytes % 4096:
             raise ConfigError(
-                f"chunk_bytes is {self.chunk_bytes}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to {MAX_CHUNK_BYTES:,}"
+                f"chunk_bytes is {self.chunk_bytes}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to "
+                f"{MAX_CHUNK_BYTES:,}"
             )
         for name in ("device_budget_bytes", "host_budget_bytes", "keep_last", "keep_every"):
             value = getattr(self, name)
@@ -81,7 +82,8 @@ def split_host_budget(options: Options) -> HostShares:
     num_outputs = options.num_encode_threads + _NUM_QUEUED_WRITES
     budget_bytes = options.host_budget_bytes
     if budget_bytes is None:
-        budget_bytes = max(available_host_bytes() // 2, (num_outputs + _NUM_STAGED) * frame_bound_bytes(options.chunk_bytes))
+        smallest_bytes = (num_outputs + _NUM_STAGED) * frame_bound_bytes(options.chunk_bytes)
+        budget_bytes = max(available_host_bytes() // 2, smallest_bytes)
     high = options.watermarks[0]
     largest = int(budget_bytes * high) // (num_outputs + _NUM_STAGED) - frame_bound_bytes(0)
     chunk_bytes = min(options.chunk_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))

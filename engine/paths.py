@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable
 
 from .types import JSON
+
+_MAX_KEY_DEPTH = 8
 
 
 class PathError(Exception):
@@ -38,24 +41,31 @@ def join_steps(steps: Iterable[str]) -> str:
     return path[1:] if path.startswith(".") else "state" + path
 
 
+def shown(value: object) -> str:
+    """Show a value in a message, in a few words however large it is."""
+    return reprlib.repr(value)
+
+
 def step_of_key(node: JSON) -> str:
     """Return the step to the value under a key, given the key as the skeleton writes it."""
     return f".{node}" if isinstance(node, str) and node.isidentifier() else f"[{_key_text(node)}]"
 
 
 def step_of_live_key(key: object) -> str:
-    """Return the step to the value under a key that could not be written."""
-    return f"[{key!r:.80}]"
+    """Return the step to the value under a key that is not, or cannot be, written down."""
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.80}]"
 
 
-def _key_text(node: JSON) -> str:
+def _key_text(node: JSON, depth: int = 0) -> str:
+    if depth > _MAX_KEY_DEPTH:
+        return "…"
     if isinstance(node, str):
         return json.dumps(node, ensure_ascii=not node.isprintable())
     if isinstance(node, list) and node and node[0] == "tuple":
-        items = ", ".join(map(_key_text, node[1:]))
+        items = ", ".join(_key_text(item, depth + 1) for item in node[1:])
         return f"({items},)" if len(node) == 2 else f"({items})"
     if isinstance(node, list) and len(node) == 3 and node[0] == "enum":
         return f"{node[1]}.{node[2]}"
-    if isinstance(node, (list, dict)):
-        return json.dumps(node)
-    return repr(node)
+    if isinstance(node, list):
+        return "[" + ", ".join(_key_text(item, depth + 1) for item in node) + "]"
+    return "{…}" if isinstance(node, dict) else repr(node)

@@ -122,8 +122,8 @@ class Pipeline:
         for ticket in self._started:
             try:
                 ticket.finish().buffer.release()
-            except Exception as exc:
-                job.fail(exc)  # keeps the first failure, which is the one that is raised
+            except Exception as exc:  # noqa: BLE001 - the first failure is the one that is raised
+                job.fail(exc)
         self._started.clear()
         for staged in job.chunks():
             if staged is not None:

@@ -8,6 +8,7 @@ import torch
 
 from tidegate.codec.base import frame_bound_bytes
 from tidegate.codec.errors import CodecUnavailableError as CodecMissing
+from tidegate.codec.extras import install_hint
 from tidegate.codec.registry import codec_named
 from tidegate.storage.workers import WorkerPool
 
@@ -20,7 +21,7 @@ from .options import Options, split_host_budget
 from .snapshot import DeviceSnapshot
 
 if TYPE_CHECKING:
-    from .device_encode import SideStreamEncoder
+    from .side_stream import SideStreamEncoder
 
 _NUM_SLOTS = 3
 _PORTABLE_CODEC = "zstd"
@@ -106,12 +107,13 @@ class Resources:
         return self._device_encoders[device]
 
     def _make_device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
-        from tidegate.codec.availability import device_codecs, why_unavailable  # needs CUDA to answer
+        from tidegate.codec.availability import unavailable_reason
 
-        from .device_encode import SideStreamEncoder
+        from .side_stream import SideStreamEncoder
 
-        if self.codec not in device_codecs(device):
-            job.notes.append(f"{self.codec} is encoded on the CPU: {why_unavailable(self.codec, device)}")
+        reason = unavailable_reason(self.codec, device)
+        if reason is not None:
+            job.notes.append(f"encoded on the CPU: {reason}")
             return None
         budget_bytes = self.options.device_budget_bytes
         for num_slots in range(_NUM_SLOTS, 0, -1):
@@ -129,13 +131,16 @@ class Resources:
 def _encoder_bytes(codec: str, chunk_bytes: int, num_slots: int) -> int:
     from tidegate.codec.device import device_encoder_bytes
 
-    return device_encoder_bytes(codec, chunk_bytes, num_slots) + num_slots * chunk_bytes
+    try:
+        return device_encoder_bytes(codec, chunk_bytes, num_slots) + num_slots * chunk_bytes
+    except CodecMissing:
+        return 0  # it will be encoded on the CPU
 
 
 def _require_device_codec(codec: str) -> None:
     from tidegate.codec.availability import require_device_codec
 
     try:
-        require_device_codec(codec)
+        require_device_codec(codec, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     except CodecMissing as exc:
-        raise CodecUnavailableError(str(exc)) from exc
+        raise CodecUnavailableError(f'{exc}. For ans, {install_hint()}; elsewhere use codec="auto" or "zstd"') from exc

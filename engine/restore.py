@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -17,11 +17,13 @@ from .budget import ByteBudget
 from .buffers import BufferPool
 from .container import FrameEntry, ObjectIndex
 from .errors import ConfigError, CorruptCheckpointError
-from .extents import StateTable, make_tensors, scatter
 from .frames import FrameDecoder
+from .into import match_into
 from .manifest import Manifest
 from .plan import Chunk
-from .state import match_into, rebuild
+from .rebuild import rebuild
+from .sources import scatter
+from .table import StateTable, make_tensors
 from .translate import load_error
 
 MapLocation = str | torch.device | Mapping[str, str] | None
@@ -60,8 +62,8 @@ def plan_load(manifest: Manifest, indexes: Sequence[ObjectIndex]) -> LoadPlan:
             if entry.header.raw_bytes != chunk.num_bytes or entry.header.word != chunk.word:
                 raise _damaged(
                     index.record.key,
-                    f"the frame of chunk {entry.chunk} holds {entry.header.raw_bytes} bytes of {entry.header.word.name}; "
-                    f"the manifest says {chunk.num_bytes} of {chunk.word.name}",
+                    f"the frame of chunk {entry.chunk} holds {entry.header.raw_bytes} bytes of "
+                    f"{entry.header.word.name}; the manifest says {chunk.num_bytes} of {chunk.word.name}",
                 )
             found[entry.chunk] = ReadItem(chunk, index.record.key, entry)
     if len(found) != len(manifest.chunks):
@@ -92,8 +94,7 @@ def load_state(
         table = manifest.table
         targets = match_into(table, into) if into is not None else [None] * len(table.tensor_spec)
         extents = _Destination(table, targets, map_location)
-        if plan.items:
-            _read_frames(store, table, plan, extents)
+        _read_frames(store, table, plan, extents)
         tensors = make_tensors(table, extents.finish())
         for i, target in enumerate(targets):
             if target is not None:
@@ -193,29 +194,51 @@ def _is_plain(target: torch.Tensor) -> bool:
     return target.is_contiguous() and not target.is_conj() and not target.is_neg()
 
 
+def check_frames(store: Store, table: StateTable, plan: LoadPlan) -> None:
+    """Read and decode every frame, check every checksum, keep nothing. Blocks. Raises LoadError naming the frame."""
+
+    def check(decoder: FrameDecoder, item: ReadItem) -> None:
+        with decoder.decoded(store, item.key, item.entry, torch.device("cpu")):
+            pass
+
+    _for_each_frame(table, plan, check, pin=False)
+
+
 def _read_frames(store: Store, table: StateTable, plan: LoadPlan, extents: _Destination) -> None:
-    """Read and decode with a few threads, each a frame at a time, so that reads and decodes overlap."""
-    num_threads = min(_NUM_THREADS, len(plan.items))
-    unit_bytes = max(plan.largest_bytes, max(frame_bound_bytes(item.chunk.num_bytes) for item in plan.items))
-    budget = ByteBudget(3 * num_threads * unit_bytes, high=1.0, low=1.0)
-    pin = any(extents.device(item.chunk).type == "cuda" for item in plan.items)
-    pool = BufferPool(budget, unit_bytes, pin=pin)
-    stop = threading.Event()
-    decoder = FrameDecoder(pool, max(item.chunk.num_bytes for item in plan.items))
     allocate = threading.Lock()
 
-    def read(item: ReadItem) -> None:
+    def read(decoder: FrameDecoder, item: ReadItem) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            if item.chunk.is_piece:
+                with allocate:
+                    out = extents.piece(item.chunk)
+                decoder.decode_into(store, item.key, item.entry, out)
+            else:
+                with decoder.decoded(store, item.key, item.entry, extents.device(item.chunk)) as packed:
+                    extents.place(item.chunk, packed)
+
+    pin = any(extents.device(item.chunk).type == "cuda" for item in plan.items)
+    _for_each_frame(table, plan, read, pin=pin)
+
+
+def _for_each_frame(
+    table: StateTable, plan: LoadPlan, work: Callable[[FrameDecoder, ReadItem], None], *, pin: bool
+) -> None:
+    """Run `work` on every frame with a few threads, each a frame at a time, so that reads and decodes overlap."""
+    if not plan.items:
+        return
+    num_threads = min(_NUM_THREADS, len(plan.items))
+    unit_bytes = max(plan.largest_bytes, max(frame_bound_bytes(item.chunk.num_bytes) for item in plan.items))
+    # Two buffers a thread, a frame and what it decodes to, and one to spare: nobody ever waits for another's second.
+    pool = BufferPool(ByteBudget(3 * num_threads * unit_bytes, high=1.0, low=1.0), unit_bytes, pin=pin)
+    decoder = FrameDecoder(pool, max(item.chunk.num_bytes for item in plan.items))
+    stop = threading.Event()
+
+    def run(item: ReadItem) -> None:
         if stop.is_set():
             return
         try:
-            with torch.inference_mode(False), torch.no_grad():
-                if item.chunk.is_piece:
-                    with allocate:
-                        out = extents.piece(item.chunk)
-                    decoder.decode_into(store, item.key, item.entry, out)
-                else:
-                    with decoder.decoded(store, item.key, item.entry, extents.device(item.chunk)) as packed:
-                        extents.place(item.chunk, packed)
+            work(decoder, item)
         except Exception as exc:
             stop.set()
             names = _names(table, item.chunk)
@@ -225,7 +248,7 @@ def _read_frames(store: Store, table: StateTable, plan: LoadPlan, extents: _Dest
 
     workers = WorkerPool(num_threads, "tidegate-read")
     try:
-        futures: list[Future[None]] = [workers.submit(read, item) for item in plan.items]
+        futures: list[Future[None]] = [workers.submit(run, item) for item in plan.items]
         for future in futures:
             future.result()
     finally:

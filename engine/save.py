@@ -17,13 +17,14 @@ from .commit import (
     MANIFEST_NAME,
     CommitRecord,
     attempt_key,
+    parse_commit,
     publish,
     read_commit_bytes,
     read_commits,
     step_folder,
 )
 from .container import FrameAppender, ObjectRecord
-from .errors import StepExistsError
+from .errors import CorruptCheckpointError, StepExistsError
 from .job import SaveJob
 from .manifest import Manifest, dump_manifest
 from .pipeline import Pipeline
@@ -76,8 +77,10 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
         )
         publish(store, commit, replaces)
     except BaseException:
-        delete_attempt(store, job.step, attempt)
+        _give_up(store, job.step, attempt)
         raise
+    if replaces is not None:
+        job.replaced = _replaced(replaces, job.step)
     stored_bytes = record.num_bytes + len(text) + len(commit.dump())
     return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, totals)
 
@@ -92,15 +95,28 @@ def write_object(
         record = appender.finish((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
         if job.failure is not None:
             raise job.failure
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001 - raised again as the job's first failure
         job.fail(exc)
         writer.abort()
         raise job.failure or exc from None
     return record, totals
 
 
-def delete_attempt(store: Store, step: int, attempt: str) -> None:
-    """Delete what an attempt wrote. What cannot be deleted is a leftover, which readers ignore and `gc` removes."""
+def delete_attempt(store: Store, commit: CommitRecord) -> None:
+    """Delete the objects of an attempt whose COMMIT record has been replaced. Blocks."""
+    for stat in list(store.list(f"{step_folder(commit.step)}/{commit.attempt}/")):
+        store.delete(stat.key)
+
+
+def _replaced(text: bytes, step: int) -> CommitRecord | None:
+    try:
+        return parse_commit(text, step)
+    except CorruptCheckpointError:
+        return None  # which attempt it named is unknown; `gc` finds what it left
+
+
+def _give_up(store: Store, step: int, attempt: str) -> None:
+    """Delete what a failed attempt wrote. What cannot be deleted is a leftover, which readers ignore and `gc` removes."""
     try:
         text = read_commit_bytes(store, step)
         if text is not None and attempt.encode() in text:
@@ -142,7 +158,7 @@ def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> 
         "tidegate": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks)
 

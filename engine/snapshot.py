@@ -20,9 +20,9 @@ import torch
 
 from .buffers import BufferPool
 from .encode import copied_bytes, output_bytes
-from .extents import ExtentSource, gather
 from .job import SaveJob, StagedChunk
 from .plan import Chunk
+from .sources import ExtentSource, gather
 
 SnapshotMode = Literal["auto", "device", "lazy", "host"]
 SNAPSHOT_MODES = ("auto", "device", "lazy", "host")
@@ -111,7 +111,7 @@ class Stager:
 
     def _split(self, job: SaveJob, owned: Collection[int]) -> tuple[list[Chunk], list[StagedChunk]]:
         """Part the chunks that must be copied from those that are read in place."""
-        is_cuda_only = self._mode == "auto"  # CPU tensors are cheap to copy, so auto never makes the optimizer wait for them
+        is_cuda_only = self._mode == "auto"  # CPU tensors are cheap to copy: auto makes no optimizer wait for them
         copied: list[Chunk] = []
         live: list[StagedChunk] = []
         if self._mode in ("device", "host") or not owned or (is_cuda_only and self._fits_devices(job)):
@@ -152,7 +152,10 @@ class Stager:
         pending: dict[torch.device, torch.cuda.Event] = {}
         for chunk in chunks:
             start_s = job.timeline.now()
-            buffer = self._staging.acquire(output_bytes(chunk.num_bytes), job.failed)
+            buffer = self._staging.try_acquire(output_bytes(chunk.num_bytes))
+            if buffer is None:
+                job.start_now()
+                buffer = self._staging.acquire(output_bytes(chunk.num_bytes), job.failed)
             if buffer is None:
                 return
             job.modes.add("host")
@@ -187,7 +190,7 @@ def _copy_from_device(chunk: Chunk, sources: Sequence[ExtentSource], out: torch.
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.device(device), torch.cuda.stream(side):
         if chunk.is_piece:
-            sources[0].copy_to(out, chunk.offset)
+            sources[0].copy_to(out, chunk.offset, non_blocking=True)
         else:
             packed = torch.empty(chunk.num_bytes, dtype=torch.uint8, device=device)
             gather(sources, packed)

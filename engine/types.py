@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import TypeAlias, Union
 
-JSON: TypeAlias = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
+JSON: TypeAlias = Union[bool, int, float, str, "list[JSON]", "dict[str, JSON]", None]
 """What `json.loads` returns."""

@@ -56,7 +56,7 @@ class SideStreamEncoder:
         return _SideStreamTicket(self, job, staged, output, ticket, start_s)
 
     def _device_bytes(self, staged: StagedChunk, slot: torch.Tensor) -> torch.Tensor:
-        """The chunk's bytes in a row in device memory: where they are if they can be read there, else copied to the slot."""
+        """The chunk's bytes in device memory: where they are if they can be read there, else copied to the slot."""
         chunk = staged.chunk
         raw = slot[: chunk.num_bytes]
         if staged.buffer is not None:

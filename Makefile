@@ -1,0 +1,47 @@
+# make test   everything that checks the project
+# make demo   train, get killed in the middle of a save, resume, compare bit for bit
+# make bench  the CPU benchmark; results go to bench/results/
+# make clean  remove what these made
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CPU_TORCH := torch==2.13.0
+SOURCES := $(wildcard engine/* codec/* storage/*)
+
+.PHONY: test lint types unit demo bench clean
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+demo: $(STAMP)
+	$(BIN)/python -m demo.run
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.save
+
+# With an NVIDIA GPU: the extra that fits the CUDA version of torch. Without: the CPU build of torch.
+$(STAMP): pyproject.toml $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then \
+	  $(BIN)/pip install --quiet 'torch>=2.11' && \
+	  cuda=$$($(BIN)/python -c 'import torch; print("cu" + torch.version.cuda.split(".")[0])') && \
+	  $(BIN)/pip install --quiet -e ".[dev,bench,$$cuda]"; \
+	else \
+	  $(BIN)/pip install --quiet '$(CPU_TORCH)' && \
+	  $(BIN)/pip install --quiet -e '.[dev,bench]'; \
+	fi
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -1,0 +1,272 @@
+"""Decode frames whose body lies on a CUDA device, on one stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .base import ANS_CODEC, RAW_CODEC, FrameHeader
+from .blocked import BlockKind, BlockTable, check_padding, parse_body
+from .device_blocks import ADDRESS_ALIGNMENT_BYTES
+from .device_plan import BUFFER_ALIGNMENT_BYTES, round_up
+from .device_report import FAILED_WORD, STATE_WORDS, WORD_BYTES, read_digest, report_words
+from .errors import CodecError, CodecUnavailableError, CorruptionError
+from .extras import install_hint
+from .kernels import indexed, kernels_of
+from .nvcomp import STATUS_BYTES, AnsTuning, BatchedCodec, NvcompBatch, load_nvcomp
+from .words import WordType
+
+DECODE_BATCH_BYTES = 64 << 20
+"""nvCOMP decodes at most this many raw bytes at a time, or one block: its Zstd takes 3.1 times that as scratch."""
+
+
+class DeviceDecoder:
+    """Decodes frames of at most `chunk_bytes` raw bytes on one CUDA device. Used by one thread at a time.
+
+    Holds one buffer of chunk_bytes for the planes, taken at the first frame that needs it, and nvCOMP's scratch, which
+    grows to what was needed most; beyond these a call takes a few bytes a block from PyTorch's allocator.
+
+    Args:
+        chunk_bytes: The most raw bytes of a frame.
+        device: A CUDA device.
+        stream: The stream of that device on which all work runs.
+
+    Raises:
+        CodecUnavailableError: If CuPy is missing.
+    """
+
+    def __init__(self, chunk_bytes: int, device: torch.device, stream: torch.cuda.Stream) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._device = device = indexed(device)
+        self._stream = stream
+        self._kernels = kernels_of(device)
+        self._planes: torch.Tensor | None = None
+        self._temp: torch.Tensor | None = None
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that it holds between calls."""
+        return sum(buffer.numel() for buffer in (self._planes, self._temp) if buffer is not None)
+
+    def decode(
+        self,
+        header: FrameHeader,
+        body: torch.Tensor,
+        body_prefix: memoryview | NDArray[np.uint8],
+        out: torch.Tensor,
+        *,
+        body_verified: bool = False,
+    ) -> Check:
+        """Enqueue the decoding of a frame. Waits for the device only to check the body's digest.
+
+        Args:
+            header: The frame's header, its raw_bytes checked against what the caller expects.
+            body: uint8[body_bytes] on the decoder's device, contiguous, its address a multiple of 16. The stream must
+                already wait for whoever wrote it.
+            body_prefix: The host's copy of the body, or at least of its block table.
+            out: uint8[raw_bytes] on the same device, contiguous, any alignment; undefined until the check has passed.
+            body_verified: The caller has checked the body's digest. Else it is checked here before nvCOMP, which trusts
+                its input, sees the body.
+
+        Returns:
+            The check to wait for before `out` is used. It keeps `body` and `out` alive.
+
+        Raises:
+            CorruptionError: If the block table, or the body's digest, does not hold.
+            CodecUnavailableError: If nvCOMP is missing, or of another version than the one that wrote the frame.
+            CodecError: If a tensor is not as described.
+        """
+        self._check(header, body, out)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream), self._kernels.on(self._stream):
+            report = torch.zeros(report_words(header.raw_bytes, num_digests=1), dtype=torch.int64, device=self._device)
+            if header.codec == RAW_CODEC:
+                out.copy_(body, non_blocking=True)
+                decoded = body
+            else:
+                if not body_verified:
+                    self._verify(header, body)
+                decoded = self._decode_blocks(header, body, body_prefix, out, report)
+            self._kernels.piece_digests(decoded.data_ptr(), header.raw_bytes, _digest_at(report))
+            return Check(header, report, self._stream, (body, out))
+
+    def _decode_blocks(
+        self,
+        header: FrameHeader,
+        body: torch.Tensor,
+        body_prefix: memoryview | NDArray[np.uint8],
+        out: torch.Tensor,
+        report: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return where the decoded chunk lies with an aligned address: `out`, or a copy of it."""
+        start = np.frombuffer(body_prefix, dtype=np.uint8)
+        table = parse_body(header, start)
+        if start.size == header.body_bytes:
+            check_padding(table, start)
+        target = out if out.data_ptr() % ADDRESS_ALIGNMENT_BYTES == 0 else torch.empty_like(out)
+        if table.num_planes == 1:
+            self._restore(header, table, body, target.data_ptr(), 0, report)
+        else:
+            planes, stride = self._plane_buffer().data_ptr(), _plane_stride(header, table)
+            self._restore(header, table, body, planes, stride, report)
+            rotate = header.word.is_float
+            self._kernels.join_planes(
+                planes, stride, table.num_planes, target.data_ptr(), header.raw_bytes, rotate=rotate
+            )
+        if target is not out:
+            out.copy_(target, non_blocking=True)
+        return target
+
+    def _restore(
+        self, header: FrameHeader, table: BlockTable, body: torch.Tensor, planes: int, stride: int, report: torch.Tensor
+    ) -> None:
+        """Enqueue the restoring of all blocks to planes + plane × stride."""
+        per_plane = table.kinds.size // table.num_planes
+        plane, index = np.divmod(np.arange(table.kinds.size, dtype=np.int64), per_plane)
+        sources = body.data_ptr() + table.offsets
+        targets = planes + plane * stride + index * table.block_bytes
+        plain = np.flatnonzero(table.kinds != BlockKind.CODED)
+        coded = np.flatnonzero(table.kinds == BlockKind.CODED)
+        items = np.stack([sources, targets, table.raw_sizes, table.kinds], axis=1)[plain]
+        arrays = np.stack([sources, table.stored_bytes, targets, table.raw_sizes])[:, coded]
+        on_device = torch.from_numpy(np.concatenate([items.reshape(-1), arrays.reshape(-1)])).pin_memory()
+        on_device = on_device.to(self._device, non_blocking=True)
+        if plain.size:
+            self._kernels.place_blocks(on_device.data_ptr(), plain.size, int(items[:, 2].max()))
+        if coded.size:
+            self._decompress(header, arrays, on_device[items.size :], report)
+
+    def _decompress(
+        self, header: FrameHeader, arrays: NDArray[np.int64], on_device: torch.Tensor, report: torch.Tensor
+    ) -> None:
+        """Enqueue nvCOMP on the coded blocks. arrays: int64[4, coded]: sources, stored bytes, targets, raw bytes."""
+        coder = _coder_of(header)
+        count = arrays.shape[1]
+        actual = torch.empty(count, dtype=torch.int64, device=self._device)
+        statuses = torch.empty(count, dtype=torch.int32, device=self._device)
+        sources, stored, targets, capacities = (on_device.data_ptr() + row * count * WORD_BYTES for row in range(4))
+        for first, end in _batches(arrays[3]):
+            max_block_bytes = int(arrays[3, first:end].max())
+            temp = self._scratch(coder.decompress_temp_bytes(end - first, max_block_bytes))
+            at = first * WORD_BYTES
+            coder.decompress(
+                NvcompBatch(
+                    num_blocks=end - first,
+                    max_block_bytes=max_block_bytes,
+                    inputs=sources + at,
+                    input_bytes=stored + at,
+                    outputs=targets + at,
+                    output_bytes=actual.data_ptr() + at,
+                    statuses=statuses.data_ptr() + first * STATUS_BYTES,
+                    temp=temp.data_ptr(),
+                    temp_bytes=temp.numel(),
+                    capacities=capacities + at,
+                ),
+                self._stream.cuda_stream,
+            )
+        failures = report.data_ptr() + FAILED_WORD * WORD_BYTES
+        self._kernels.count_failures(statuses.data_ptr(), actual.data_ptr(), capacities, count, failures)
+
+    def _verify(self, header: FrameHeader, body: torch.Tensor) -> None:
+        report = torch.zeros(report_words(header.body_bytes, num_digests=1), dtype=torch.int64, device=self._device)
+        self._kernels.piece_digests(body.data_ptr(), header.body_bytes, _digest_at(report))
+        found = read_digest(report.cpu().numpy().view(np.uint64)[STATE_WORDS:], header.body_bytes)
+        if found != header.body_digest:
+            raise CorruptionError(
+                f"the body of {header.body_bytes} bytes has digest {found:016x} and its header says "
+                f"{header.body_digest:016x}; it was damaged after it was written: load an earlier checkpoint"
+            )
+
+    def _check(self, header: FrameHeader, body: torch.Tensor, out: torch.Tensor) -> None:
+        for name, tensor, num_bytes in (("body", body, header.body_bytes), ("out", out, header.raw_bytes)):
+            if tensor.device != self._device or tensor.dtype is not torch.uint8 or tensor.shape != (num_bytes,):
+                raise CodecError(
+                    f"{name} must be uint8[{num_bytes}] on {self._device}; this is {tensor.dtype} of shape "
+                    f"{tuple(tensor.shape)} on {tensor.device}"
+                )
+            if not tensor.is_contiguous():
+                raise CodecError(f"{name} must be contiguous")
+        if body.data_ptr() % ADDRESS_ALIGNMENT_BYTES:
+            raise CodecError(
+                f"the body starts at address {body.data_ptr():#x}, no multiple of {ADDRESS_ALIGNMENT_BYTES}; "
+                "copy it into an aligned buffer first"
+            )
+        if header.raw_bytes > self._chunk_bytes:
+            raise CodecError(f"the frame has {header.raw_bytes} raw bytes; this decoder takes {self._chunk_bytes}")
+
+    def _plane_buffer(self) -> torch.Tensor:
+        if self._planes is None:
+            num_bytes = self._chunk_bytes + WordType.F64.itemsize * BUFFER_ALIGNMENT_BYTES
+            self._planes = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return self._planes
+
+    def _scratch(self, num_bytes: int) -> torch.Tensor:
+        if self._temp is None or self._temp.numel() < num_bytes:
+            self._temp = None  # first let go: both at once may not fit
+            self._temp = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return self._temp
+
+
+class Check:
+    """The outcome of one decode, on its way to the host. Made by DeviceDecoder.decode."""
+
+    def __init__(
+        self,
+        header: FrameHeader,
+        report: torch.Tensor,
+        stream: torch.cuda.Stream,
+        keep: tuple[torch.Tensor, ...],
+    ) -> None:
+        self._header = header
+        self._keep = keep
+        self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+        self._report.copy_(report, non_blocking=True)
+        self._done = torch.cuda.Event(blocking=True)
+        self._done.record(stream)
+
+    def wait(self) -> None:
+        """Wait for the decoding, without the GIL. May be called again.
+
+        Raises:
+            CorruptionError: If a block did not decode, or the chunk is not the one that was encoded.
+        """
+        self._done.synchronize()
+        self._keep = ()
+        header, words = self._header, self._report.numpy().view(np.uint64)
+        failed = int(words[FAILED_WORD])
+        if failed:
+            raise CorruptionError(
+                f"{failed} blocks of the frame did not decode to their length; load an earlier checkpoint"
+            )
+        found = read_digest(words[STATE_WORDS:], header.raw_bytes)
+        if found != header.raw_digest:
+            raise CorruptionError(
+                f"the decoded chunk of {header.raw_bytes} bytes has digest {found:016x} and its header says "
+                f"{header.raw_digest:016x}; load an earlier checkpoint"
+            )
+
+
+def _digest_at(report: torch.Tensor) -> int:
+    return report.data_ptr() + STATE_WORDS * WORD_BYTES
+
+
+def _plane_stride(header: FrameHeader, table: BlockTable) -> int:
+    return round_up(header.raw_bytes // table.num_planes, BUFFER_ALIGNMENT_BYTES)
+
+
+def _coder_of(header: FrameHeader) -> BatchedCodec:
+    nvcomp = load_nvcomp()
+    if header.codec != ANS_CODEC:
+        return nvcomp.zstd()
+    if header.parameter != nvcomp.version[0]:
+        raise CodecUnavailableError(
+            f"the frame was written with nvCOMP {header.parameter} and only that major version reads it; nvCOMP "
+            f"{'.'.join(map(str, nvcomp.version))} is installed: {install_hint()} with nvCOMP {header.parameter}"
+        )
+    return nvcomp.ans(header.word, AnsTuning())
+
+
+def _batches(raw_sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Cut blocks into runs of at most DECODE_BATCH_BYTES, scratch included where blocks differ in length."""
+    per_batch = max(1, DECODE_BATCH_BYTES // int(raw_sizes.max()))
+    return [(first, min(first + per_batch, raw_sizes.size)) for first in range(0, raw_sizes.size, per_batch)]

@@ -1,0 +1,40 @@
+"""The codecs by name and by number."""
+
+from __future__ import annotations
+
+from .ans import AnsCodec
+from .base import Codec
+from .errors import UnknownCodecError
+from .raw import RawCodec
+from .zstd import ZstdCodec
+
+_CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), AnsCodec())
+
+
+def codec_names() -> tuple[str, ...]:
+    """Return the names that `codec_named` knows."""
+    return tuple(codec.name for codec in _CODECS)
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec that the caller calls `name`.
+
+    Raises:
+        UnknownCodecError: If there is none.
+    """
+    for codec in _CODECS:
+        if codec.name == name:
+            return codec
+    raise UnknownCodecError(f"there is no codec {name!r}; choose one of {', '.join(map(repr, codec_names()))}")
+
+
+def codec_numbered(number: int, version: int) -> Codec:
+    """Return the codec that a frame header calls `number`, if it reads that version.
+
+    Raises:
+        UnknownCodecError: If there is none.
+    """
+    for codec in _CODECS:
+        if (codec.number, codec.version) == (number, version):
+            return codec
+    raise UnknownCodecError(f"this build has no codec {number} of version {version}; upgrade tidegate")

@@ -1,0 +1,1 @@
+"""The main job, end to end: train, save asynchronously, die, resume, compare."""

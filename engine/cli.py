@@ -1,0 +1,123 @@
+"""Look at checkpoints from a shell: list, inspect, verify, gc. Only `gc` writes; nothing that a file names is run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidegate.storage.base import Store
+from tidegate.storage.errors import StorageError
+from tidegate.storage.open import open_store
+
+from .commit import CommitRecord, leftovers, read_commits
+from .container import read_index
+from .errors import CheckpointError, CheckpointNotFoundError
+from .load import open_checkpoint
+from .manifest import Manifest, parse_manifest
+from .restore import LoadPlan, check_frames, plan_load
+from .translate import load_error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code: 0 fine, 1 something is damaged or missing, 2 wrong arguments."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except (CheckpointError, StorageError) as exc:
+        print(f"tidegate: {exc}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tidegate", description="Look at tidegate checkpoints.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for name, run, text in (
+        ("list", _list, "list the committed steps of a root"),
+        ("inspect", _inspect, "show what a checkpoint or a .tg file holds"),
+        ("verify", _verify, "read and decode every frame and check every checksum"),
+        ("gc", _gc, "delete what no commit holds: leftovers of saves that were killed"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("root", help="folder or URL of the checkpoints, or a .tg file")
+        command.set_defaults(run=run)
+        if name in ("inspect", "verify"):
+            command.add_argument("--step", type=int, help="the step; default: the newest")
+        if name == "gc":
+            command.add_argument("--dry-run", action="store_true", help="say what would go, delete nothing")
+            command.add_argument(
+                "--min-age-s", type=float, default=3600.0, help="spare younger ones, which a live save may be writing"
+            )
+    return parser
+
+
+def _list(args: argparse.Namespace) -> int:
+    store = open_store(args.root)
+    records, damaged = read_commits(store)
+    for record in records:
+        print(f"step {record.step:>10}  commit {record.sequence:>6}  attempt {record.attempt}")
+    for step, error in sorted(damaged.items()):
+        print(f"step {step:>10}  DAMAGED: {error}")
+    if not records and not damaged:
+        raise CheckpointNotFoundError(f"no checkpoint is committed at {store.url}")
+    return 1 if damaged else 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    _, manifest, plan = _open(args)
+    table = manifest.table
+    raw_bytes = sum(table.extent_bytes)
+    stored_bytes = sum(item.entry.header.padded_bytes for item in plan.items)
+    print(f"step {manifest.step}, {len(table.tensor_spec)} tensors, {len(plan.items)} frames")
+    print(f"raw {raw_bytes:,} bytes, stored {stored_bytes:,} bytes")
+    for name, value in manifest.created.items():
+        print(f"{name}: {value}")
+    dtypes = Counter(table.specs[spec].dtype for spec in table.tensor_spec)
+    print("dtypes: " + ", ".join(f"{name} × {count}" for name, count in dtypes.most_common()))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    store, manifest, plan = _open(args)
+    check_frames(store, manifest.table, plan)
+    print(f"step {manifest.step}: {len(plan.items)} frames are whole")
+    return 0
+
+
+def _gc(args: argparse.Namespace) -> int:
+    store = open_store(args.root)
+    num_bytes = 0
+    for stat in list(leftovers(store, min_age_s=args.min_age_s)):
+        num_bytes += stat.num_bytes
+        print(f"{'would delete' if args.dry_run else 'deleted'} {stat.key} ({stat.num_bytes:,} bytes)")
+        if not args.dry_run:
+            store.delete(stat.key)
+    print(f"{num_bytes:,} bytes {'would be freed' if args.dry_run else 'freed'}")
+    return 0
+
+
+def _open(args: argparse.Namespace) -> tuple[Store, Manifest, LoadPlan]:
+    path = Path(args.root)
+    if path.is_file():
+        store: Store = open_store(path.absolute().parent)
+        try:
+            index = read_index(store, path.name)
+        except (StorageError, ValueError) as exc:
+            raise load_error(exc, f"opening {path}", stage="open") from exc
+        manifest = parse_manifest(index.manifest, path.name)
+        return store, manifest, plan_load(manifest, [index])
+    store = open_store(args.root)
+    records, _ = read_commits(store)
+    found: list[CommitRecord] = [r for r in records if args.step is None or r.step == args.step]
+    if not found:
+        wanted = "no checkpoint" if args.step is None else f"no step {args.step}"
+        raise CheckpointNotFoundError(f"{wanted} is committed at {store.url}")
+    return store, *open_checkpoint(store, found[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+

@@ -1,0 +1,218 @@
+"""Match a stored state with one of the caller's, tensor by tensor, so that a load can fill the caller's own tensors."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from tidegate.codec.words import dtype_name
+
+from .classes import field_names
+from .errors import LoadError
+from .geometry import Geometry, share_an_element
+from .paths import PathError, join_steps, step_of_live_key
+from .rebuild import MAPPING_TAGS, MAX_DEPTH, Reader, children
+from .table import StateTable
+from .tensors import TensorSpec, reach, row_major
+from .types import JSON
+
+_STORED_TAGS = frozenset({"ndarray", "bytes@", "bytearray@"})
+_MAX_SHOWN = 5
+
+
+def match_into(table: StateTable, into: object) -> list[torch.Tensor | None]:
+    """Find the caller's tensor for each stored one.
+
+    Containers must have the same keys or lengths (dicts of any class match each other, and so do lists and tuples);
+    tensors the same shape and dtype. Leaves that are not tensors are not compared. Nothing is changed.
+
+    Args:
+        table: What is stored.
+        into: The caller's state.
+
+    Returns:
+        By tensor: the one to fill; None for an array or bytes, which the load makes anew.
+
+    Raises:
+        LoadError: They do not match; `fqn` and the message say where, and what both sides are.
+    """
+    matcher = _Matcher(table)
+    try:
+        matcher.node(table.skeleton, into, "", 0)
+    except (PathError, RecursionError) as exc:
+        raise LoadError(f"the stored state cannot be matched with `into`: {exc}", stage="place") from None
+    _check_sharing(table, matcher.found)
+    return matcher.found
+
+
+class _Matcher:
+    def __init__(self, table: StateTable) -> None:
+        self.found: list[torch.Tensor | None] = [None] * len(table.tensor_spec)
+        self._table = table
+        self._reader = Reader(())
+
+    def node(self, node: JSON, value: object, path: str, depth: int) -> None:
+        tag = node[0] if isinstance(node, list) and node else None
+        if depth > MAX_DEPTH:
+            raise PathError(f"it nests more than {MAX_DEPTH} levels deep")
+        if isinstance(node, list) and tag == "t":
+            self._tensor(node[1:], value, path)
+        elif isinstance(node, dict) or tag in MAPPING_TAGS or tag in ("Namespace", "SimpleNamespace", "dataclass"):
+            self._mapping(node, value, path, depth)
+        elif tag in ("list", "tuple", "namedtuple", "deque"):
+            self._sequence(node, value, path, depth)
+        elif isinstance(value, (torch.Tensor, dict, list)) or type(value) is tuple:
+            raise _mismatch(path, _kind_of_leaf(node, tag), _kind_of(value))
+
+    def _tensor(self, args: Sequence[JSON], value: object, path: str) -> None:
+        index = args[0] if args else None
+        if type(index) is not int or not 0 <= index < len(self.found):
+            raise PathError(f"the skeleton names a tensor that is not there at {join_steps([path])}")
+        spec = self._table.spec(index)
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
+            raise _mismatch(path, str(spec), _kind_of(value))
+        if tuple(value.shape) != spec.shape or dtype_name(value.dtype) != spec.dtype:
+            raise _mismatch(path, str(spec), _kind_of(value))
+        reason = _why_not_filled(value)
+        if reason:
+            raise LoadError(f"cannot load into {join_steps([path])}: {reason}", stage="place", fqn=join_steps([path]))
+        earlier = self.found[index]
+        if earlier is not None and not _is_same_memory(earlier, value):
+            raise _mismatch(path, f"the same tensor as {self._table.fqn(index)}", "a tensor apart; tie them first")
+        if earlier is None:
+            self.found[index] = value
+
+    def _mapping(self, node: JSON, value: object, path: str, depth: int) -> None:
+        live = _attributes(value) if not isinstance(value, dict) else value
+        if live is None:
+            raise _mismatch(path, _kind_of_node(node), _kind_of(value))
+        inner = node[-1] if isinstance(node, list) and node[0] not in MAPPING_TAGS else node
+        pairs = [(step, child) for step, child in children(inner)]
+        keys = list(inner) if isinstance(inner, dict) else self._keys(inner)
+        missing = [step for key, (step, _) in zip(keys, pairs, strict=True) if key not in live]
+        if missing or len(live) != len(keys):
+            known = set(keys)
+            extra = [step_of_live_key(key) for key in live if key not in known]
+            raise _mismatch(path, _listed("keys that `into` lacks", missing), _listed("keys of its own", extra))
+        for key, (step, child) in zip(keys, pairs, strict=True):
+            self.node(child, live[key], path + step, depth + 1)
+
+    def _keys(self, node: JSON) -> list[object]:
+        if not isinstance(node, list):
+            return []
+        first = 2 if node[0] in ("OrderedDict@", "defaultdict") else 1
+        pairs = [pair for pair in node[first:] if isinstance(pair, list) and len(pair) == 2]
+        return self._reader.keys([pair[0] for pair in pairs])
+
+    def _sequence(self, node: JSON, value: object, path: str, depth: int) -> None:
+        nodes = list(children(node))
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+            raise _mismatch(path, _kind_of_node(node), _kind_of(value))
+        if len(value) != len(nodes):
+            raise _mismatch(path, f"a {_kind_of_node(node)} of {len(nodes)}", f"{_kind_of(value)} of {len(value)}")
+        for (step, child), item in zip(nodes, value, strict=True):
+            self.node(child, item, path + step, depth + 1)
+
+
+def _attributes(value: object) -> dict[object, object] | None:
+    if isinstance(value, (type, torch.nn.Module, torch.Tensor)):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {name: getattr(value, name) for name in field_names(type(value))}
+    if type(value) in (argparse.Namespace, types.SimpleNamespace):
+        return {name: getattr(value, name) for name in vars(value)}
+    return None
+
+
+def _why_not_filled(tensor: torch.Tensor) -> str | None:
+    if tensor.is_meta:
+        return "it is a meta tensor, which has no memory; materialise it first, for instance with module.to_empty()"
+    if tensor.layout != torch.strided:
+        return "it is not a strided tensor"
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        return "it is an inference tensor, which torch does not let anyone change; pass x.clone()"
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return "it is an expanded tensor, whose elements share memory; pass x.contiguous()"
+    return None
+
+
+def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is b or (a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
+
+
+def _check_sharing(table: StateTable, found: Sequence[torch.Tensor | None]) -> None:
+    """Refuse tensors of the caller's that share memory where the stored ones have values of their own."""
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _span_bytes(tensor), i)
+        for i, tensor in enumerate(found)
+        if tensor is not None and tensor.numel()
+    )
+    group: list[int] = []
+    where, end = "", 0
+    for device, start, stop, i in spans:
+        if device != where or start >= end:
+            _check_group(table, found, group)
+            group, where, end = [], device, 0
+        group.append(i)
+        end = max(end, stop)
+    _check_group(table, found, group)
+
+
+def _check_group(table: StateTable, found: Sequence[torch.Tensor | None], group: Sequence[int]) -> None:
+    """Check tensors whose spans overlap: those that the checkpoint does not tie alike may share no element."""
+    if len(group) < 2:
+        return
+    tied: dict[tuple[int, int, int], list[Geometry]] = {}
+    for i in group:
+        tensor, spec = found[i], table.spec(i)
+        if tensor is None:
+            continue
+        is_alike = tensor.stride() == (row_major(spec.shape) if spec.strides is None else spec.strides)
+        base = tensor.data_ptr() - table.tensor_offset[i]
+        geometry = Geometry(tensor.data_ptr(), tensor.itemsize, spec.shape, tensor.stride())
+        tied.setdefault((table.tensor_extent[i], base, -1 if is_alike else i), []).append(geometry)
+    if len(tied) > 1 and share_an_element(list(tied.values())):
+        first, *others = map(table.fqn, group)
+        given = f"memory that it shares with {', '.join(others[:_MAX_SHOWN])}; untie them first"
+        raise _mismatch_of(first, "values of its own", given)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    return reach(tensor.shape, tensor.stride()) * tensor.itemsize
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        name = type(value).__name__
+        plain = str(TensorSpec(dtype_name(value.dtype), tuple(value.shape)))
+        return plain if name in ("Tensor", "Parameter") else f"{name} {plain}"
+    return f"a {type(value).__qualname__}"
+
+
+def _kind_of_leaf(node: JSON, tag: JSON) -> str:
+    if tag in _STORED_TAGS:
+        return f"a {tag}".removesuffix("@")
+    return f"a {tag}" if isinstance(tag, str) else f"a {type(node).__name__}"
+
+
+def _kind_of_node(node: JSON) -> str:
+    return str(node[0]).removesuffix("@") if isinstance(node, list) and node else "dict"
+
+
+def _listed(what: str, steps: Iterable[str]) -> str:
+    names = [step.removeprefix(".") for step in steps]
+    shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+    return f"{what} ({shown})" if names else f"no {what}"
+
+
+def _mismatch(path: str, stored: str, given: str) -> LoadError:
+    return _mismatch_of(join_steps([path]), stored, given)
+
+
+def _mismatch_of(path: str, stored: str, given: str) -> LoadError:
+    message = f"{path} does not match: the checkpoint has {stored}, `into` has {given}"
+    return LoadError(message, stage="place", fqn=path)

@@ -1,0 +1,256 @@
+"""Where the bytes of an extent live, and copies of many extents at once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tidegate.codec.words import WordType
+
+from .errors import InternalError, TornSnapshotError
+from .tensors import reach
+
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Dtypes that any copy keeps bit for bit; 16-byte elements travel as two of 8."""
+
+_SMALL_BYTES = 32 << 10
+_SPILL_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a tensor with gaps lies in its storage: elements of `carrier`, at `strides`."""
+
+    carrier: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, itemsize: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Packing:
+        """Describe a tensor of that itemsize and geometry."""
+        if itemsize > 8:
+            parts = itemsize // 8
+            return cls(torch.int64, (*shape, parts), (*(stride * parts for stride in strides), 1))
+        return cls(_CARRIERS[itemsize], shape, strides)
+
+
+@dataclass(slots=True, eq=False)
+class ExtentSource:
+    """The live bytes of an extent. Never changed once made; not frozen, as 100,000 frozen ones take too long to make.
+
+    Attributes:
+        storage: The storage that holds them; kept alive from here.
+        start_bytes: Where in the storage they begin; for a packed extent, where its first element is.
+        num_bytes: Length of the extent.
+        word: Its word type.
+        device: Where the storage is.
+        tensor_index: The first tensor that views it, for messages.
+        owner: That tensor.
+        packing: For a tensor stored without its gaps, how to gather it; else None.
+        more_owners: The other tensors that view it.
+    """
+
+    storage: torch.UntypedStorage
+    start_bytes: int
+    num_bytes: int
+    word: WordType
+    device: torch.device
+    tensor_index: int
+    owner: torch.Tensor
+    packing: Packing | None = None
+    more_owners: tuple[torch.Tensor, ...] = ()
+
+    def as_bytes(self) -> torch.Tensor | None:
+        """View the live memory.
+
+        Returns:
+            Shape (num_bytes,), uint8, on the extent's device, sharing its memory; None for a packed extent.
+
+        Raises:
+            TornSnapshotError: The storage was made smaller since the state was described.
+        """
+        if self.packing is not None:
+            return None
+        return self._view(torch.uint8, (self.num_bytes,), (1,))
+
+    def copy_to(self, out: torch.Tensor, offset: int = 0, *, non_blocking: bool = False) -> None:
+        """Copy bytes [offset, offset + out.numel()) of the extent.
+
+        Blocks, but for a copy on one device or a `non_blocking` one into pinned memory. Makes no temporary larger than
+        64 MiB on the CPU; a copy of a packed piece between devices makes one as large as the piece.
+
+        Args:
+            out: Shape (n,), uint8, contiguous, any device.
+            offset: For a packed extent a multiple of its itemsize, and so is n.
+            non_blocking: As for `Tensor.copy_`.
+        """
+        end = offset + out.numel()
+        if out.dtype != torch.uint8 or not 0 <= offset <= end <= self.num_bytes:
+            raise InternalError(f"bytes {offset}-{end} of an extent of {self.num_bytes} cannot go into {out.dtype}")
+        if offset == end:
+            return
+        with torch.no_grad():
+            whole = self.as_bytes()
+            if whole is not None:
+                out.copy_(whole[offset:end], non_blocking=non_blocking)
+            else:
+                self._gather(out, offset, end, non_blocking)
+
+    def versions(self) -> tuple[int, ...]:
+        """Return the version counter of each owner; one moves when its tensor is changed in place."""
+        return (version_of(self.owner), *map(version_of, self.more_owners))
+
+    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        # set_ would let a storage grow to what is asked for, so look first.
+        if self.storage.nbytes() < self.start_bytes + reach(shape, strides) * dtype.itemsize:
+            raise TornSnapshotError(
+                f"the storage of tensor {self.tensor_index} was made smaller while it was being saved; change the "
+                "state only after save_async has returned",
+                stage="stage",
+            )
+        view = torch.empty(0, dtype=dtype, device=self.device)
+        return view.set_(self.storage, self.start_bytes // dtype.itemsize, shape, strides)
+
+    def _gather(self, out: torch.Tensor, offset: int, end: int, non_blocking: bool) -> None:
+        packing = self.packing
+        if packing is None:
+            return
+        size = packing.carrier.itemsize
+        if offset % size or end % size:
+            raise InternalError(f"a packed extent of {size}-byte elements cannot be cut at {offset}-{end}")
+        view = self._view(packing.carrier, packing.shape, packing.strides)
+        if out.storage_offset() % size:
+            for start in range(offset, end, _SPILL_BYTES):
+                stop = min(start + _SPILL_BYTES, end)
+                piece = torch.empty((stop - start) // size, dtype=packing.carrier, device=out.device)
+                _fill(piece, view, start // size, stop // size)
+                out[start - offset : stop - offset].copy_(piece.view(torch.uint8))
+            return
+        _fill(out.view(packing.carrier), view, offset // size, end // size, non_blocking)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a tensor's version counter; 0 for an inference tensor, which keeps none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _fill(out: torch.Tensor, view: torch.Tensor, first: int, end: int, non_blocking: bool = False) -> None:
+    """Copy elements [first, end) of a strided view, in row-major order, into a flat tensor."""
+    done = 0
+    for box in _boxes(view, first, end):
+        size = box.numel()
+        out[done : done + size].view(box.shape).copy_(box, non_blocking=non_blocking)
+        done += size
+
+
+def _boxes(view: torch.Tensor, first: int, end: int) -> Iterator[torch.Tensor]:
+    """Cut a row-major range of a view into boxes: the rest of a row, whole rows, the start of a row; so in each row."""
+    if first >= end:
+        return
+    if view.dim() == 0 or (first == 0 and end == view.numel()):
+        yield view
+        return
+    row = view.numel() // view.shape[0]
+    top, head = divmod(first, row)
+    bottom, tail = divmod(end, row)
+    if top == bottom:
+        yield from _boxes(view[top], head, tail)
+        return
+    if head:
+        yield from _boxes(view[top], head, row)
+        top += 1
+    if top < bottom:
+        yield view[top:bottom]
+    if tail:
+        yield from _boxes(view[bottom], 0, tail)
+
+
+def gather(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+    """Copy whole extents back to back.
+
+    Blocks where `out` is on the CPU; otherwise the copies are queued on the current stream.
+
+    Args:
+        sources: Extents of one device.
+        out: Shape (sum of their bytes,), uint8, contiguous, any device.
+    """
+    total_bytes = sum(source.num_bytes for source in sources)
+    if out.dtype != torch.uint8 or out.numel() != total_bytes:
+        raise InternalError(f"{total_bytes} bytes cannot go into {out.numel()} elements of {out.dtype}")
+    with torch.no_grad():
+        if out.device.type == "cpu":
+            if len(sources) > 1 and sources[0].device.type == "cuda":
+                _gather_through_device(sources, out)
+            else:
+                _gather_on_cpu(sources, out)
+        else:
+            _gather_on_device(sources, out)
+
+
+def _gather_on_cpu(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+    address = out.data_ptr()
+    done = 0
+    memmove = ctypes.memmove
+    for source in sources:
+        num_bytes = source.num_bytes
+        storage = source.storage
+        start = source.start_bytes
+        # A torch copy costs ten times what so few bytes take. One that is larger drops the GIL.
+        is_small = num_bytes <= _SMALL_BYTES and source.packing is None and source.device.type == "cpu"
+        if is_small and start + num_bytes <= storage.nbytes():
+            memmove(address + done, storage.data_ptr() + start, num_bytes)
+        else:
+            source.copy_to(out[done : done + num_bytes])
+        done += num_bytes
+
+
+def _gather_through_device(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+    """Gather where the extents are and bring them over in one copy; one by one if there is no room for that."""
+    try:
+        gathered = torch.empty(out.numel(), dtype=torch.uint8, device=sources[0].device)
+    except torch.OutOfMemoryError:
+        _gather_on_cpu(sources, out)
+        return
+    _gather_on_device(sources, gathered)
+    out.copy_(gathered)
+
+
+def _gather_on_device(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+    """Copy in few kernels: the widest elements that all lengths and places allow, one foreach call."""
+    size = _common_itemsize(sources, out)
+    carrier = _CARRIERS[size]
+    slices: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
+    pieces = torch.split_with_sizes(out, [source.num_bytes for source in sources])
+    for source, piece in zip(sources, pieces, strict=True):
+        if source.packing is not None or source.device != out.device:
+            source.copy_to(piece)
+        elif source.num_bytes:
+            views.append(source._view(carrier, (source.num_bytes // size,), (1,)))
+            slices.append(piece.view(carrier))
+    if views:
+        torch._foreach_copy_(slices, views)
+
+
+def _common_itemsize(sources: Sequence[ExtentSource], out: torch.Tensor) -> int:
+    bits = int(out.storage_offset()) | 8
+    for source in sources:
+        bits |= source.num_bytes
+        if source.packing is None:
+            bits |= source.start_bytes
+    return bits & -bits
+
+
+def scatter(chunk: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Cut a chunk into tensors that each have a storage of their own.
+
+    Args:
+        chunk: Shape (sum of sizes,), uint8, any device.
+        sizes: Bytes of each.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        pieces: list[torch.Tensor] = list(torch.ops.aten.split_with_sizes_copy.default(chunk, list(sizes)))
+        return pieces

@@ -1,0 +1,112 @@
+"""The tensor table: which tensors a state has, which bytes they view, and the skeleton that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tidegate.codec.words import WordType
+
+from .errors import CorruptCheckpointError, InternalError
+from .rebuild import tensor_paths
+from .sources import ExtentSource
+from .tensors import TensorMaker, TensorSpec, quiet_complex32
+from .types import JSON
+
+
+@dataclass(slots=True)
+class StateTable:
+    """A state as columns: one row a tensor, one row an extent.
+
+    An *extent* is a run of bytes that one or more tensors view; it is stored once. Extents of one device and word type
+    follow each other, those of devices before those of the CPU.
+
+    Attributes:
+        skeleton: JSON in which `["t", i]` stands for tensor i.
+        specs: The distinct kinds of tensors.
+        tensor_spec: Index into `specs`, by tensor.
+        tensor_extent: The extent that each tensor views.
+        tensor_offset: Bytes from the start of its extent to its first element, by tensor.
+        extent_bytes: Length, by extent.
+        extent_words: Word type, by extent.
+        sources: Where the live bytes are, by extent; empty when read from a checkpoint.
+        tensors: The live tensors; empty when read from a checkpoint.
+        signature: Digest of names, specs and aliasing: what a plan depends on. b"" when read from a checkpoint.
+    """
+
+    skeleton: JSON
+    specs: list[TensorSpec]
+    tensor_spec: list[int]
+    tensor_extent: list[int]
+    tensor_offset: list[int]
+    extent_bytes: list[int]
+    extent_words: list[WordType]
+    sources: list[ExtentSource] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    signature: bytes = b""
+    _paths: list[str] | None = None
+
+    def fqn(self, index: int) -> str:
+        """Return the path of a tensor, such as `model.layers.0.weight`; the first one if it stands in several."""
+        if self._paths is None:
+            self._paths = tensor_paths(self.skeleton, len(self.tensor_spec))
+        return self._paths[index]
+
+    def spec(self, index: int) -> TensorSpec:
+        """Return what tensor `index` is."""
+        return self.specs[self.tensor_spec[index]]
+
+
+def validate_table(table: StateTable) -> None:
+    """Check that every tensor lies inside its extent. Numbers may be as large as JSON has them.
+
+    Raises:
+        CorruptCheckpointError: They do not fit together.
+    """
+    num_tensors, num_extents = len(table.tensor_spec), len(table.extent_bytes)
+    if len(table.tensor_extent) != num_tensors or len(table.tensor_offset) != num_tensors:
+        raise _damaged("its columns of tensors are not equally long")
+    if len(table.extent_words) != num_extents:
+        raise _damaged("its columns of extents are not equally long")
+    for i, (num_bytes, word) in enumerate(zip(table.extent_bytes, table.extent_words, strict=True)):
+        if type(num_bytes) is not int or not 0 <= num_bytes < 1 << 63 or num_bytes % WordType(word).itemsize:
+            raise _damaged(f"extent {i} is not a whole number of its words")
+    needs = [(spec.reach_bytes, spec.itemsize) for spec in table.specs]
+    rows = zip(table.tensor_spec, table.tensor_extent, table.tensor_offset, strict=True)
+    for i, (spec, extent, offset) in enumerate(rows):
+        if not (type(spec) is type(extent) is type(offset) is int):
+            raise _damaged(f"a field of tensor {i} is no whole number")
+        if not (0 <= spec < len(needs) and 0 <= extent < num_extents):
+            raise _damaged(f"tensor {i} names a spec or an extent that is not there")
+        reach_bytes, itemsize = needs[spec]
+        if offset < 0 or offset % itemsize or offset + reach_bytes > table.extent_bytes[extent]:
+            raise _damaged(f"tensor {i} leaves extent {extent}")
+
+
+def _damaged(why: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"the tensor table is damaged: {why}", stage="open")
+
+
+def make_tensors(table: StateTable, extents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Make the tensors of a table that `validate_table` has passed.
+
+    Args:
+        table: What to make.
+        extents: Shape (extent_bytes[i],), uint8, each with a storage of its own, on the device that its tensors are to
+            be on. The tensors share their memory; one that does not start its storage is copied first.
+
+    Returns:
+        By index. Tensors of one extent share its storage, so ties and views come back as they were. None is an
+        inference tensor, whatever mode the call is made in.
+    """
+    if [extent.numel() for extent in extents] != table.extent_bytes:
+        raise InternalError("the extents are not as long as the table says")
+    with torch.inference_mode(False), quiet_complex32():
+        makers = [TensorMaker(spec) for spec in table.specs]
+        starting = [extent if extent.storage_offset() == 0 else extent.clone() for extent in extents]
+        rows = zip(table.tensor_spec, table.tensor_extent, table.tensor_offset, strict=True)
+        return [
+            makers[spec].make(starting[extent], starting[extent].device, offset) for spec, extent, offset in rows
+        ]

@@ -1,0 +1,34 @@
+"""Named objects at rest: written once, read by ranges, visible only when durable."""
+
+from .base import ALIGNMENT_BYTES, ObjectStat, ObjectWriter, Store
+from .errors import (
+    InvalidKeyError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreFullError,
+    StoreIOError,
+    StorePermissionError,
+    StoreTimeoutError,
+)
+from .local import LocalStore
+from .memory import MemoryStore
+from .open import open_store
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "InvalidKeyError",
+    "LocalStore",
+    "MemoryStore",
+    "ObjectExistsError",
+    "ObjectNotFoundError",
+    "ObjectStat",
+    "ObjectWriter",
+    "StorageError",
+    "Store",
+    "StoreFullError",
+    "StoreIOError",
+    "StorePermissionError",
+    "StoreTimeoutError",
+    "open_store",
+]

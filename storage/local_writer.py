@@ -1,0 +1,270 @@
+"""Write one object to a folder: in pieces, by many threads, visible only when it is durable."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+
+from .base import ALIGNMENT_BYTES
+from .errors import StorageError, StoreIOError
+from .folders import FolderChain
+from .oserrors import mapped_errors
+from .output_file import OutputFile
+from .workers import WorkerPool
+
+MAX_PIECE_BYTES = 16 << 20
+_MIN_PIECE_BYTES = 4 << 20
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class LocalWriter:
+    """One object being written to a LocalStore. Made by `LocalStore.create`; see `ObjectWriter`.
+
+    Args:
+        chain: The folder; the writer closes it.
+        file: The file being written; the writer closes it.
+        partial_name: The file's name.
+        name: The name it gets at `seal`.
+        path: The path it gets at `seal`, for messages.
+        key: The object's key.
+        pool: Who writes.
+        replace: Whether `seal` may replace a file.
+        sync: Whether `seal` makes it durable.
+    """
+
+    def __init__(
+        self,
+        chain: FolderChain,
+        file: OutputFile,
+        *,
+        partial_name: str,
+        name: str,
+        path: str,
+        key: str,
+        pool: WorkerPool,
+        replace: bool,
+        sync: bool,
+    ) -> None:
+        self._chain = chain
+        self._file = file
+        self._partial_name = partial_name
+        self._name = name
+        self._path = path
+        self._key = key
+        self._pool = pool
+        self._replace = replace
+        self._sync = sync
+        self._num_bytes = 0
+        self._error: BaseException | None = None
+        self._is_open = True
+        self._is_over = False
+        self._has_linked = False
+        self._in_flight: set[Future[None]] = set()
+        self._lock = threading.Lock()  # guards the fields above
+        self._end_lock = threading.Lock()  # one seal or abort at a time
+
+    def append(self, data: memoryview) -> Future[None]:
+        """Queue bytes for the store's threads; see `ObjectWriter.append`. Blocks only while room is being reserved."""
+        view = data if data.format == "B" and data.ndim == 1 and data.contiguous else data.cast("B")
+        self._check_open()
+        piece_bytes = self._piece_bytes(view.nbytes)
+        pieces = _Pieces(range(0, view.nbytes, piece_bytes))
+        try:
+            offset = self._begin(view.nbytes, pieces.future)
+            if offset is not None:
+                for start in pieces.starts:
+                    self._submit(pieces, start, offset + start, view[start : start + piece_bytes])
+        except BaseException as exc:
+            # Whatever it is (a KeyboardInterrupt, too): `abort` must not wait for pieces that nobody will write.
+            error = StorageError(f"an append to {self._path} was cut short by {exc!r}; abort it", key=self._key)
+            self._fail(error)
+            pieces.end_all(error)
+            raise
+        return pieces.future
+
+    def seal(self) -> None:
+        """Make the object durable and visible; see `ObjectWriter.seal`.
+
+        In this order: every append is done; true length; fsync of the file; its name; fsync of its folder and of those
+        above it.
+        """
+        with self._end_lock:
+            with self._lock:
+                self._check_open()
+                self._is_open = False
+            self._await_appends()
+            if self._error is not None:
+                raise self._error
+            try:
+                with mapped_errors("finish", self._path, self._key, self._num_bytes):
+                    self._file.finish(self._num_bytes, sync=self._sync)
+                with mapped_errors("publish", self._path, self._key):
+                    self._publish()
+            except StorageError as exc:
+                self._error = exc
+                raise
+            self._is_over = True
+            self._chain.close()
+
+    def abort(self) -> None:
+        """Drop the object and the folders that were made for it; see `ObjectWriter.abort`."""
+        with self._lock:
+            self._is_open = False
+            if self._error is None and not self._is_over:  # what is queued is skipped
+                self._error = StorageError(f"{self._path} was aborted; create a new writer", key=self._key)
+        with self._end_lock:
+            if self._is_over:
+                return
+            self._await_appends()
+            self._file.close()
+            for name in (self._partial_name, self._name) if self._has_linked else (self._partial_name,):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self._chain.fd)
+            self._chain.remove_empty(self._chain.num_made)
+            self._chain.close()
+            self._is_over = True
+
+    def _begin(self, num_bytes: int, future: Future[None]) -> int | None:
+        """Take the next range of the object and return its offset; None if `future` is done already."""
+        with self._lock:
+            offset = self._num_bytes
+            if self._error is None:
+                try:
+                    with mapped_errors("write", self._path, self._key, num_bytes):
+                        self._file.reserve(offset + num_bytes)
+                except StorageError as exc:
+                    self._error = exc
+            if self._error is not None:
+                future.set_exception(self._error)
+                return None
+            if num_bytes == 0:
+                future.set_result(None)
+                return None
+            self._num_bytes += num_bytes
+            self._in_flight.add(future)
+        future.add_done_callback(self._land)
+        return offset
+
+    def _submit(self, pieces: _Pieces, start: int, offset: int, piece: memoryview) -> None:
+        try:
+            done = self._pool.submit(self._write, offset, piece)
+        except RuntimeError as exc:
+            piece.release()
+            error = StorageError(
+                f"cannot write {self._path}: its store was closed, or opened before a fork", key=self._key
+            )
+            error.__cause__ = exc
+            self._end_piece(pieces, start, error)
+        else:
+            done.add_done_callback(lambda done: self._end_piece(pieces, start, done.exception()))
+
+    def _write(self, offset: int, piece: memoryview) -> None:
+        # Released here, not when a traceback lets go of it: once the future is done, the bytes are the caller's again.
+        with piece:
+            if self._error is not None:
+                raise self._error
+            with mapped_errors("write", self._path, self._key, piece.nbytes):
+                self._file.write_at(offset, piece)
+
+    def _end_piece(self, pieces: _Pieces, start: int, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        pieces.end_one(start, error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+
+    def _land(self, append: Future[None]) -> None:
+        with self._lock:
+            self._in_flight.discard(append)
+
+    def _await_appends(self) -> None:
+        with self._lock:
+            in_flight = list(self._in_flight)
+        wait(in_flight)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise self._error or StorageError(
+                f"{self._path} was sealed already; create a new writer to replace it", key=self._key
+            )
+
+    def _piece_bytes(self, num_bytes: int) -> int:
+        share = -(-num_bytes // self._pool.num_threads)
+        aligned = -(-share // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return min(max(aligned, _MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+
+    def _publish(self) -> None:
+        folder = self._chain.fd
+        if self._replace:
+            os.replace(self._partial_name, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            self._link(folder)
+            self._has_linked = True
+            with contextlib.suppress(OSError):  # a leftover then; the object has its name
+                os.unlink(self._partial_name, dir_fd=folder)
+        if self._sync:
+            self._chain.sync()
+
+    def _link(self, folder: int) -> None:
+        try:
+            os.link(self._partial_name, self._name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            # A file server that lost its first answer says so of our own link when it is asked again.
+            if not self._is_linked(folder):
+                raise
+        except OSError as exc:
+            if exc.errno not in _NO_LINKS:
+                raise
+            raise StoreIOError(
+                f"cannot publish {self._path}: its filesystem has no hard links [{errno.errorcode[exc.errno]}], and an "
+                "object appears by one, whole and only once; write to another filesystem",
+                key=self._key,
+                errno=exc.errno,
+            ) from exc
+
+    def _is_linked(self, folder: int) -> bool:
+        try:
+            ours = os.stat(self._partial_name, dir_fd=folder, follow_symlinks=False)
+            return os.path.samestat(ours, os.stat(self._name, dir_fd=folder, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
+
+class _Pieces:
+    """The pieces of one append, by where they start, and the future that is done with the last of them."""
+
+    __slots__ = ("_error", "_left", "_lock", "future", "starts")
+
+    def __init__(self, starts: Sequence[int]) -> None:
+        self.starts = starts
+        self.future: Future[None] = Future()
+        self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the threads use its bytes
+        self._left = set(starts)
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def end_one(self, start: int, error: BaseException | None) -> None:
+        """Count one piece as done; a piece counts once."""
+        with self._lock:
+            if start not in self._left:
+                return
+            self._left.discard(start)
+            self._error = self._error or error
+            if self._left:
+                return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(None)
+
+    def end_all(self, error: BaseException) -> None:
+        """Count every piece as done."""
+        for start in self.starts:
+            self.end_one(start, error)

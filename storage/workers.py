@@ -1,0 +1,123 @@
+"""Threads that take work from a queue, and go on taking it while the interpreter shuts down.
+
+`concurrent.futures.ThreadPoolExecutor` refuses new work as soon as the interpreter begins to shut down: `atexit`
+handlers run after that moment, and from Python 3.12 on no thread can be started then either. A checkpoint that is
+still being written when a script ends has to finish in such a handler. So these threads are daemons, all started in the
+constructor, and fed through a `queue.SimpleQueue`, whose `put` may interrupt itself: work can be queued from a
+signal handler.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Protocol, TypeVar, TypeVarTuple
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+class _Runnable(Protocol):
+    def __call__(self) -> None: ...
+
+
+_Queue = SimpleQueue[_Runnable | None]
+
+
+class WorkerPool:
+    """A fixed number of daemon threads that run what is submitted, oldest first.
+
+    A pool that is dropped without `close` finishes what is queued and lets its threads end.
+
+    Args:
+        num_threads: How many; all are started here.
+        name: The threads are called `<name>-0`, `<name>-1`, …
+
+    Raises:
+        ValueError: If `num_threads` is less than 1.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        if num_threads < 1:
+            raise ValueError(f"a worker pool needs at least one thread, not {num_threads}")
+        self._name = name
+        self._queue: _Queue = SimpleQueue()
+        self._is_closed = False
+        self._lock = threading.RLock()  # a signal handler may submit while its own thread is in `submit`
+        self._pid = os.getpid()
+        self._threads = [
+            threading.Thread(target=_work, args=(self._queue,), name=f"{name}-{i}", daemon=True)
+            for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # Not at exit: handlers that were registered earlier run later, and may still submit.
+        weakref.finalize(self, _stop, self._queue, num_threads).atexit = False
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads there are."""
+        return len(self._threads)
+
+    def submit(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> Future[_T]:
+        """Queue `fn(*args)`. Never blocks.
+
+        Returns:
+            A future with its result or exception. Once it is done, the pool keeps no reference to `args`.
+
+        Raises:
+            RuntimeError: If the pool is closed, or this process is a fork of the one that has the threads.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"the threads of {self._name!r} stayed in process {self._pid}; open a new one here")
+        future: Future[_T] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"{self._name!r} is closed and takes no more work")
+            self._queue.put(_task(future, fn, args))
+        return future
+
+    def close(self) -> None:
+        """Finish what is queued, then end the threads. Blocks. May be called again."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                _stop(self._queue, len(self._threads))
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+def _stop(queue: _Queue, num_threads: int) -> None:
+    for _ in range(num_threads):
+        queue.put(None)
+
+
+def _work(queue: _Queue) -> None:
+    while (task := queue.get()) is not None:
+        task()
+        del task  # or it would keep its arguments alive until the next one comes
+
+
+def _task(future: Future[_T], fn: Callable[[*_Ts], _T], args: tuple[*_Ts]) -> _Runnable:
+    pending = [(fn, args)]
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = _call(*pending.pop())
+        except BaseException as exc:  # noqa: BLE001 - the future carries it to whoever waits
+            future.set_exception(exc)
+        else:
+            future.set_result(result)
+
+    return run
+
+
+def _call(fn: Callable[[*_Ts], _T], args: tuple[*_Ts]) -> _T:
+    return fn(*args)

@@ -1,0 +1,440 @@
+"""What every store does. Subclass `StoreContract` and give it a `store` fixture; wrappers do so, too."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.kit.wrapping import content, put
+from tidegate.storage import (
+    InvalidKeyError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStat,
+    StorageError,
+    Store,
+    StoreIOError,
+    open_store,
+)
+from tidegate.storage.aligned import aligned_buffer
+from tidegate.storage.keys import is_reserved
+
+LENGTHS = (0, 1, 511, 4095, 4096, 4097, 65_536, 100_001)
+BAD_KEYS = ("", "/", "/etc/hostname", "..", "../x", "a/../x", "a/./x", "a//x", "a/", "a\\b", "a\0b", "a b", "é", "a\n")
+TIMEOUT_S = 60.0
+
+
+def random_bytes(num_bytes: int) -> bytes:
+    return random.randbytes(num_bytes)
+
+
+def race(num_threads: int, run: Callable[[int], None]) -> list[BaseException | None]:
+    """Run `run(i)` on that many threads at once; what each of them raised."""
+    barrier = threading.Barrier(num_threads)
+    raised: list[BaseException | None] = [None] * num_threads
+
+    def one(i: int) -> None:
+        barrier.wait(TIMEOUT_S)
+        try:
+            run(i)
+        except StorageError as exc:
+            raised[i] = exc
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+    return raised
+
+
+def _swap(store: Store, expected: bytes, values: list[bytes], i: int) -> None:
+    store.compare_and_put("COMMIT", values[i], expected=expected)
+
+
+def listing(store: Store, prefix: str = "") -> dict[str, int]:
+    """Key and length of the objects, without leftovers."""
+    return {stat.key: stat.num_bytes for stat in store.list(prefix) if not is_reserved(stat.key)}
+
+
+def leftovers(store: Store) -> list[str]:
+    return [stat.key for stat in store.list() if is_reserved(stat.key)]
+
+
+class WritingContract:
+    """create, append, seal, abort."""
+
+    @pytest.mark.parametrize("num_bytes", LENGTHS)
+    def test_what_is_sealed_is_read_back(self, store: Store, num_bytes: int) -> None:
+        wanted = random_bytes(num_bytes)
+        put(store, "step-1/a/rank-0.tg", wanted)
+        assert content(store, "step-1/a/rank-0.tg") == wanted
+        assert listing(store) == {"step-1/a/rank-0.tg": num_bytes}
+        assert leftovers(store) == []
+
+    def test_an_object_without_appends_is_empty(self, store: Store) -> None:
+        store.create("a").seal()
+        assert content(store, "a") == b""
+
+    def test_appends_follow_each_other_whatever_their_alignment(self, store: Store) -> None:
+        pieces = [random_bytes(random.choice(LENGTHS)) for _ in range(40)]
+        put(store, "a", *pieces)
+        assert content(store, "a") == b"".join(pieces)
+
+    def test_aligned_memory_and_unaligned_memory_mix(self, store: Store) -> None:
+        buffer = aligned_buffer(1 << 20)
+        buffer[:] = random_bytes(1 << 20)
+        cuts = [0, 8192, 8292, 12_288, 65_536, 65_537, 1 << 20]
+        writer = store.create("a", size_hint_bytes=1 << 20)
+        for start, end in itertools.pairwise(cuts):
+            writer.append(buffer[start:end])
+        writer.append(buffer[4096:8192])
+        writer.seal()
+        assert content(store, "a") == bytes(buffer) + bytes(buffer[4096:8192])
+
+    def test_a_hint_may_be_wrong(self, store: Store) -> None:
+        for key, hint in (("low", 1), ("high", 1 << 22)):
+            writer = store.create(key, size_hint_bytes=hint)
+            writer.append(memoryview(b"x" * 10_000))
+            writer.seal()
+        assert listing(store) == {"low": 10_000, "high": 10_000}
+
+    def test_an_object_is_invisible_until_it_is_sealed(self, store: Store) -> None:
+        writer = store.create("a/b")
+        writer.append(memoryview(b"x" * 5000)).result(TIMEOUT_S)
+        assert listing(store) == {}
+        with pytest.raises(ObjectNotFoundError):
+            store.stat("a/b")
+        with pytest.raises(ObjectNotFoundError):
+            store.read_into("a/b", 0, memoryview(bytearray(1)))
+        assert [key.startswith("a/.b.") and key.endswith(".partial") for key in leftovers(store)] == [True]
+        writer.seal()
+        assert listing(store) == {"a/b": 5000}
+
+    def test_aborting_leaves_nothing(self, store: Store) -> None:
+        writer = store.create("a/b/c")
+        writer.append(memoryview(b"x" * 5000))
+        writer.abort()
+        writer.abort()
+        assert list(store.list()) == []
+
+    def test_aborting_after_the_seal_changes_nothing(self, store: Store) -> None:
+        writer = store.create("a")
+        writer.append(memoryview(b"abc"))
+        writer.seal()
+        writer.abort()
+        assert content(store, "a") == b"abc"
+
+    @pytest.mark.parametrize("end", ["seal", "abort"])
+    def test_a_writer_is_used_up_at_its_end(self, store: Store, end: str) -> None:
+        writer = store.create("a")
+        writer.seal() if end == "seal" else writer.abort()
+        with pytest.raises(StorageError):
+            writer.append(memoryview(b"x")).result(TIMEOUT_S)
+        with pytest.raises(StorageError):
+            writer.seal()
+
+    def test_an_object_is_not_replaced_unasked(self, store: Store) -> None:
+        put(store, "a", b"old")
+        writer = store.create("a")
+        writer.append(memoryview(b"new"))
+        with pytest.raises(ObjectExistsError) as caught:
+            writer.seal()
+        assert caught.value.key == "a"
+        writer.abort()
+        assert content(store, "a") == b"old"
+        assert leftovers(store) == []
+
+    def test_an_object_is_replaced_when_asked(self, store: Store) -> None:
+        put(store, "a", b"old and longer")
+        put(store, "a", b"new", replace=True)
+        put(store, "b", b"first", replace=True)
+        assert content(store, "a") == b"new"
+        assert content(store, "b") == b"first"
+
+    def test_of_several_writers_one_gets_the_name(self, store: Store) -> None:
+        def write(i: int) -> None:
+            writer = store.create("x/a")
+            writer.append(memoryview(bytes([i]) * 10_000))
+            try:
+                writer.seal()
+            except ObjectExistsError:
+                writer.abort()
+                raise
+
+        raised = race(6, write)
+        assert sum(error is None for error in raised) == 1
+        assert content(store, "x/a") == bytes([raised.index(None)]) * 10_000
+        assert leftovers(store) == []
+
+    def test_the_bytes_are_the_callers_again_when_the_future_is_done(self, store: Store) -> None:
+        memory = bytearray(b"a" * 70_000)
+        view = memoryview(memory)
+        writer = store.create("a")
+        writer.append(view).result(TIMEOUT_S)
+        view[:] = b"b" * 70_000
+        view.release()
+        memory.append(0)  # BufferError while anything refers to it
+        writer.seal()
+        assert content(store, "a") == b"a" * 70_000
+
+    def test_read_only_and_typed_bytes_are_taken(self, store: Store) -> None:
+        put(store, "a", b"read-only")
+        writer = store.create("b")
+        writer.append(memoryview(bytearray(range(16))).cast("I"))
+        writer.seal()
+        assert content(store, "a") == b"read-only"
+        assert content(store, "b") == bytes(range(16))
+
+    def test_appends_of_several_threads_stay_whole_and_in_order(self, store: Store) -> None:
+        writer = store.create("a")
+        num_threads, num_appends, length = 6, 20, 5003
+
+        def write(i: int) -> None:
+            for k in range(num_appends):
+                writer.append(memoryview(bytes([i, k]) + bytes([i]) * (length - 2)))
+
+        assert race(num_threads, write) == [None] * num_threads
+        writer.seal()
+        text = content(store, "a")
+        seen: dict[int, list[int]] = {i: [] for i in range(num_threads)}
+        for start in range(0, len(text), length):
+            i, k = text[start], text[start + 1]
+            assert text[start + 2 : start + length] == bytes([i]) * (length - 2)
+            seen[i].append(k)
+        assert seen == {i: list(range(num_appends)) for i in range(num_threads)}
+
+
+class ReadingContract:
+    """read_into, stat, list, delete, and the keys."""
+
+    def test_ranges_are_read(self, store: Store) -> None:
+        wanted = random_bytes(50_000)
+        put(store, "a", wanted)
+        for start, end in ((0, 0), (0, 1), (49_999, 50_000), (50_000, 50_000), (4095, 12_289), (7, 40_007)):
+            out = bytearray(end - start)
+            store.read_into("a", start, memoryview(out))
+            assert bytes(out) == wanted[start:end]
+
+    @pytest.mark.parametrize(("offset", "num_bytes"), [(0, 11), (10, 1), (11, 0), (5, 6), (-1, 1), (1 << 70, 1)])
+    def test_a_range_that_the_object_does_not_have_is_an_error(self, store: Store, offset: int, num_bytes: int) -> None:
+        put(store, "a", b"0123456789")
+        with pytest.raises(StoreIOError) as caught:
+            store.read_into("a", offset, memoryview(bytearray(num_bytes)))
+        assert caught.value.key == "a"
+
+    def test_a_whole_object_is_read_up_to_a_limit(self, store: Store) -> None:
+        for text in (b"", b"0123456789"):
+            put(store, "a", text, replace=True)
+            assert store.read_all("a", limit_bytes=10) == text
+        with pytest.raises(StoreIOError) as caught:
+            store.read_all("a", limit_bytes=9)
+        assert caught.value.key == "a"
+        with pytest.raises(ObjectNotFoundError):
+            store.read_all("b", limit_bytes=9)
+
+    def test_stat_tells_length_and_age(self, store: Store) -> None:
+        put(store, "a", b"0123456789")
+        stat = store.stat("a")
+        assert isinstance(stat, ObjectStat)
+        assert (stat.key, stat.num_bytes) == ("a", 10)
+        assert 0 <= stat.age_s < TIMEOUT_S
+
+    def test_what_is_absent_is_not_found(self, store: Store) -> None:
+        put(store, "a/b", b"x")
+        for key in ("b", "a/c", "c/b"):
+            with pytest.raises(ObjectNotFoundError) as caught:
+                store.stat(key)
+            assert isinstance(caught.value, FileNotFoundError)
+            assert caught.value.key == key
+            assert key in str(caught.value)
+            with pytest.raises(ObjectNotFoundError):
+                store.read_into(key, 0, memoryview(bytearray(0)))
+
+    def test_errors_can_be_pickled(self, store: Store) -> None:
+        with pytest.raises(ObjectNotFoundError) as caught:
+            store.stat("a")
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is ObjectNotFoundError
+        assert (str(again), again.key, again.retryable) == (str(caught.value), "a", False)
+
+    def test_list_goes_by_prefix(self, store: Store) -> None:
+        assert list(store.list()) == []
+        assert list(store.list("none/")) == []
+        for key in ("top", "ab/c", "a/b", "a/b2/c", "a/b2/d"):
+            put(store, key, key.encode())
+        assert listing(store) == {"top": 3, "ab/c": 4, "a/b": 3, "a/b2/c": 6, "a/b2/d": 6}
+        assert listing(store, "a/") == {"a/b": 3, "a/b2/c": 6, "a/b2/d": 6}
+        assert listing(store, "a/b2/") == {"a/b2/c": 6, "a/b2/d": 6}
+        assert all(0 <= stat.age_s < TIMEOUT_S for stat in store.list())
+
+    @pytest.mark.parametrize("prefix", ["a", "/", "../", "a/../", "a//"])
+    def test_a_prefix_is_a_folder(self, store: Store, prefix: str) -> None:
+        with pytest.raises(InvalidKeyError):
+            list(store.list(prefix))
+
+    def test_delete_removes_and_may_be_repeated(self, store: Store) -> None:
+        put(store, "a/b", b"1")
+        put(store, "a/c", b"2")
+        store.delete("a/b")
+        store.delete("a/b")
+        store.delete("no/such/thing")
+        assert listing(store) == {"a/c": 1}
+        put(store, "a/b", b"again")
+        assert content(store, "a/b") == b"again"
+
+    def test_leftovers_can_be_looked_at_and_deleted(self, store: Store) -> None:
+        writer = store.create("a/" + "n" * 200)
+        writer.append(memoryview(b"x" * 4096)).result(TIMEOUT_S)
+        (key,) = leftovers(store)
+        assert store.stat(key).num_bytes == 4096
+        assert content(store, key) == b"x" * 4096
+        store.delete(key)
+        assert list(store.list()) == []
+        with pytest.raises(StorageError):
+            writer.seal()
+        writer.abort()
+        assert list(store.list()) == []
+
+    @pytest.mark.parametrize("key", BAD_KEYS)
+    def test_a_bad_key_is_refused_everywhere(self, store: Store, key: str) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: store.create(key),
+            lambda: store.stat(key),
+            lambda: store.read_into(key, 0, memoryview(bytearray(1))),
+            lambda: store.read_all(key, limit_bytes=1),
+            lambda: store.compare_and_put(key, b"x", expected=None),
+            lambda: store.compare_and_put(key, b"x", expected=b"y"),
+            lambda: store.delete(key),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidKeyError) as caught:
+                call()
+            assert caught.value.key == key
+            assert repr(key) in str(caught.value)
+        assert list(store.list()) == []
+
+    @pytest.mark.parametrize("key", [".a.1.partial", "x/.a.lock"])
+    def test_names_of_leftovers_cannot_be_written(self, store: Store, key: str) -> None:
+        with pytest.raises(InvalidKeyError):
+            store.create(key)
+        with pytest.raises(InvalidKeyError):
+            store.compare_and_put(key, b"x", expected=None)
+
+    def test_names_with_a_dot_in_front_can_be_written(self, store: Store) -> None:
+        put(store, ".hidden", b"x")
+        assert listing(store) == {".hidden": 1}
+
+    def test_the_url_opens_the_same_store(self, store: Store) -> None:
+        scheme = store.url.partition("://")[0]
+        assert scheme in ("file", "memory")
+        if scheme == "file":
+            put(store, "a", b"x")
+            again = open_store(store.url)
+            assert content(again, "a") == b"x"
+            again.close()
+
+
+class SwappingContract:
+    """compare_and_put."""
+
+    def test_it_puts_what_is_absent(self, store: Store) -> None:
+        store.compare_and_put("a/COMMIT", b"one", expected=None)
+        assert content(store, "a/COMMIT") == b"one"
+        with pytest.raises(ObjectExistsError) as caught:
+            store.compare_and_put("a/COMMIT", b"two", expected=None)
+        assert caught.value.key == "a/COMMIT"
+        assert isinstance(caught.value, FileExistsError)
+        assert content(store, "a/COMMIT") == b"one"
+        assert leftovers(store) == []
+
+    def test_it_swaps_what_is_expected(self, store: Store) -> None:
+        store.compare_and_put("a/COMMIT", b"one", expected=None)
+        store.compare_and_put("a/COMMIT", b"", expected=b"one")
+        store.compare_and_put("a/COMMIT", b"three", expected=b"")
+        assert content(store, "a/COMMIT") == b"three"
+        assert leftovers(store) == []
+
+    @pytest.mark.parametrize("expected", [b"", b"on", b"onE", b"one1"])
+    def test_it_leaves_anything_else_alone(self, store: Store, expected: bytes) -> None:
+        store.compare_and_put("a/COMMIT", b"one", expected=None)
+        with pytest.raises(ObjectExistsError):
+            store.compare_and_put("a/COMMIT", b"two", expected=expected)
+        assert content(store, "a/COMMIT") == b"one"
+        assert leftovers(store) == []
+
+    def test_it_does_not_swap_what_is_absent(self, store: Store) -> None:
+        for key in ("COMMIT", "a/COMMIT"):
+            with pytest.raises(ObjectExistsError):
+                store.compare_and_put(key, b"two", expected=b"one")
+        assert list(store.list()) == []
+
+    def test_of_eight_puts_one_wins(self, store: Store) -> None:
+        for turn in range(5):
+            key = f"step-{turn}/COMMIT"
+            raised = race(8, lambda i, key=key: store.compare_and_put(key, b"%d" % i, expected=None))
+            assert [type(error) for error in raised if error is not None] == [ObjectExistsError] * 7
+            assert content(store, key) == b"%d" % raised.index(None)
+        assert leftovers(store) == []
+
+    def test_of_eight_swaps_one_wins(self, store: Store) -> None:
+        store.compare_and_put("COMMIT", b"start", expected=None)
+        present = b"start"
+        for turn in range(5):
+            values = [b"%d-%d" % (turn, i) for i in range(8)]
+            raised = race(8, partial(_swap, store, present, values))
+            assert [type(error) for error in raised if error is not None] == [ObjectExistsError] * 7
+            present = content(store, "COMMIT")
+            assert present == values[raised.index(None)]
+        assert leftovers(store) == []
+
+    def test_a_reader_sees_the_old_or_the_new(self, store: Store) -> None:
+        values = [b"x", b"y" * 3000]
+        store.compare_and_put("COMMIT", values[0], expected=None)
+
+        def run(i: int) -> None:
+            for k in range(20):
+                if i == 0:
+                    store.compare_and_put("COMMIT", values[(k + 1) % 2], expected=values[k % 2])
+                else:
+                    assert store.read_all("COMMIT", limit_bytes=5000) in values
+
+        assert race(3, run) == [None] * 3
+
+    def test_puts_swaps_and_deletes_take_turns(self, store: Store) -> None:
+        """No value is swapped away twice, and none that nobody put."""
+        won: list[bytes] = []
+        swapped: list[bytes] = []
+
+        def run(i: int) -> None:
+            for k in range(15):
+                value = b"%d-%d" % (i, k)
+                try:
+                    if i == 0:
+                        store.delete("COMMIT")
+                    elif i % 2:
+                        store.compare_and_put("COMMIT", value, expected=None)
+                        won.append(value)
+                    else:
+                        present = store.read_all("COMMIT", limit_bytes=100)
+                        store.compare_and_put("COMMIT", value, expected=present)
+                        won.append(value)
+                        swapped.append(present)
+                except (ObjectExistsError, ObjectNotFoundError):
+                    continue
+
+        assert race(5, run) == [None] * 5
+        assert len(set(swapped)) == len(swapped)
+        assert set(swapped) <= set(won)
+        assert leftovers(store) == []
+
+
+class StoreContract(WritingContract, ReadingContract, SwappingContract):
+    """All of it."""

@@ -1,0 +1,103 @@
+"""The budget's limit holds, its watermarks throttle, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.budget import ByteBudget
+from tidegate.buffers import BufferPool
+
+MB = 1 << 20
+
+
+def test_above_high_everyone_waits_until_low() -> None:
+    budget = ByteBudget(100, high=0.9, low=0.5)
+    assert all(budget.try_acquire(30) for _ in range(3))
+    assert not budget.try_acquire(1)  # 91 would pass the high watermark
+    budget.release(30)
+    assert not budget.try_acquire(1)  # 60 is above the low one
+    budget.release(30)
+    assert budget.try_acquire(1)
+    assert budget.num_throttles == 1
+
+
+def test_what_is_larger_than_the_budget_passes_alone() -> None:
+    budget = ByteBudget(100)
+    assert budget.try_acquire(1000)
+    assert not budget.try_acquire(1)
+    budget.release(1000)
+    assert budget.try_acquire(1)
+
+
+def test_a_waiter_goes_on_when_bytes_come_back() -> None:
+    budget = ByteBudget(100)
+    budget.acquire(90)
+    done = threading.Event()
+
+    def wait() -> None:
+        budget.acquire(50)
+        done.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert not done.is_set()
+    budget.release(90)
+    assert done.wait(10)
+    thread.join()
+    assert budget.in_use_bytes == 50
+
+
+def test_a_waiter_gives_up_when_told() -> None:
+    budget = ByteBudget(100)
+    budget.acquire(90)
+    stop = threading.Event()
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(budget.acquire(50, stop.is_set)))
+    thread.start()
+    stop.set()
+    budget.wake()
+    thread.join(10)
+    assert answers == [False]
+
+
+@given(st.lists(st.integers(1, 60), max_size=60))
+def test_the_limit_holds(sizes: list[int]) -> None:
+    budget = ByteBudget(100, high=0.95, low=0.6)
+    held: list[int] = []
+    for size in sizes:
+        while not budget.try_acquire(size):
+            budget.release(held.pop(0))
+        held.append(size)
+        assert budget.in_use_bytes == sum(held) <= 100
+    assert budget.take_peak() <= 100
+
+
+def test_buffers_are_reused_and_stay_in_the_budget() -> None:
+    pool = BufferPool(ByteBudget(8 * MB), MB)
+    first = pool.try_acquire(MB)
+    assert first is not None
+    address = first.tensor.data_ptr()
+    assert address % 4096 == 0
+    first.release()
+    again = pool.try_acquire(MB - 5)
+    assert again is not None
+    assert again.tensor.data_ptr() == address
+    again.release()
+
+
+def test_idle_buffers_of_other_sizes_make_room() -> None:
+    pool = BufferPool(ByteBudget(4 * MB, high=1.0, low=1.0), MB)
+    small = [pool.try_acquire(1 << 18) for _ in range(16)]
+    for buffer in small:
+        assert buffer is not None
+        buffer.release()
+    large = [pool.try_acquire(MB) for _ in range(4)]
+    assert all(large)
+    assert sum(len(idle) for idle in pool._idle.values()) == 0
+    for buffer in large:
+        assert buffer is not None
+        buffer.release()
+    pool.trim()

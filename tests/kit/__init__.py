@@ -1,0 +1,1 @@
+"""Tools of the tests: stores that fail on demand, and filesystems of a kind."""
