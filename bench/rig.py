@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-LIBRARIES = ("torch", "numpy", "zstandard", "xxhash", "nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", "cupy-cuda12x", "cupy-cuda13x")
+LIBRARIES = ("torch", "numpy", "zstandard", "xxhash")
+LIBRARIES += ("nvidia-libnvcomp-cu12", "nvidia-libnvcomp-cu13", "cupy-cuda12x", "cupy-cuda13x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Times:
 
     def json(self) -> dict[str, float | int]:
         """For the results file."""
-        return {"median_s": self.median_s, "min_s": min(self.values_s), "max_s": max(self.values_s), "n": len(self.values_s)}
+        values = self.values_s
+        return {"median_s": self.median_s, "min_s": min(values), "max_s": max(values), "n": len(values)}
 
 
 def repeat(
@@ -73,7 +75,7 @@ def machine() -> dict[str, str | int]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "commit": _run("git", "rev-parse", "--short", "HEAD"),
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     }

@@ -2,8 +2,8 @@
 
     python -m bench.save [--tiny] [--folder DIR]
 
-Baselines and ceilings run in the same process, in turn. DCP runs as its users run it: FileSystemWriter with its ZStandard
-extension, with one and with two threads; ratios are against the faster.
+Baselines and ceilings run in the same process, in turn. DCP runs as its users run it: FileSystemWriter with its
+ZStandard extension, with one and with two threads; ratios are against the faster.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ def bench_large(folder: Path, num_bytes: int, num: int) -> dict[str, object]:
     fastest = min(times["dcp+zstd 1 thread"].median_s, times["dcp+zstd 2 threads"].median_s)
     print_table(
         ("save of the large state", "wall s", "GB/s", "stored MB", "ratio"),
-        [(n, t.median_s, num_bytes / t.median_s / GB, sizes[n] // 10**6, num_bytes / sizes[n]) for n, t in times.items()],
+        [
+            (name, t.median_s, num_bytes / t.median_s / GB, sizes[name] // 10**6, num_bytes / sizes[name])
+            for name, t in times.items()
+        ],
     )
     print_table(("load", "wall s"), [(name, t.median_s) for name, t in loads.items()])
     return {
@@ -137,29 +140,29 @@ def bench_small(folder: Path, num_tensors: int) -> dict[str, object]:
     results: dict[str, object] = {}
     rows = []
     for count in (num_tensors // 10, num_tensors):
-        state = small_state(count)
-        path = folder / f"small-{count}"
-        save = repeat(lambda state=state, path=path: tidegate.save(state, path.with_suffix(".tg")), num=3)
-        load = repeat(lambda path=path: tidegate.load(path.with_suffix(".tg")), num=3)
-        peer_save = repeat(lambda state=state, path=path: torch.save(state, path.with_suffix(".pt")), num=1, warm_up=0)
-        peer_load = repeat(lambda path=path: torch.load(path.with_suffix(".pt")), num=1, warm_up=0)
-        peer_dcp = repeat(lambda state=state, path=path: dcp_save(state, path, threads=1, zstd=False), num=1, warm_up=0)
-        overhead = (stored_bytes(path.with_suffix(".tg")) - count * 32) / count
-        rows.append((count, save.median_s, peer_save.median_s, peer_dcp.median_s, load.median_s, peer_load.median_s, overhead))
-        results[str(count)] = {
-            "save": save.json(),
-            "load": load.json(),
-            "torch_save": peer_save.json(),
-            "torch_load": peer_load.json(),
-            "dcp_save": peer_dcp.json(),
-            "save_of_dcp": save.median_s / peer_dcp.median_s,
-            "save_of_torch": save.median_s / peer_save.median_s,
-            "load_of_torch": load.median_s / peer_load.median_s,
-            "overhead_bytes_per_tensor": overhead,
-        }
-    results["growth_for_ten_times_the_tensors"] = rows[1][1] / rows[0][1]
-    print_table(("tensors", "save s", "torch.save", "dcp.save", "load s", "torch.load", "bytes each"), rows)
+        found = _bench_small_once(small_state(count), folder / f"small-{count}")
+        results[str(count)] = found
+        rows.append((count, *found.values()))
+    growth = rows[1][1] / rows[0][1]
+    results["growth_for_ten_times_the_tensors"] = growth
+    print_table(("tensors", *HEAD_SMALL), rows)
     return results
+
+
+HEAD_SMALL = ("save_s", "torch_save_s", "dcp_save_s", "load_s", "torch_load_s", "bytes_each")
+
+
+def _bench_small_once(state: dict[str, torch.Tensor], path: Path) -> dict[str, float]:
+    tg, pt = path.with_suffix(".tg"), path.with_suffix(".pt")
+    once = {"num": 1, "warm_up": 0}
+    return {
+        "save_s": repeat(lambda: tidegate.save(state, tg), num=3).median_s,
+        "torch_save_s": repeat(lambda: torch.save(state, pt), **once).median_s,
+        "dcp_save_s": repeat(lambda: dcp_save(state, path, threads=1, zstd=False), **once).median_s,
+        "load_s": repeat(lambda: tidegate.load(tg), num=3).median_s,
+        "torch_load_s": repeat(lambda: torch.load(pt), **once).median_s,
+        "overhead_bytes_per_tensor": (stored_bytes(tg) - len(state) * 32) / len(state),
+    }
 
 
 def bench_stall(folder: Path, num_bytes: int, num: int) -> dict[str, object]:
@@ -167,7 +170,8 @@ def bench_stall(folder: Path, num_bytes: int, num: int) -> dict[str, object]:
     state = large_state(num_bytes)
     copy = {name: torch.empty_like(t) for name, t in state.items()}
     copies, stalls, walls = [], [], []
-    with tidegate.CheckpointEngine(folder / "stall", host_budget_bytes=int(num_bytes * 1.6) + (1 << 30), keep_last=1) as engine:
+    budget = int(num_bytes * 1.6) + (1 << 30)
+    with tidegate.CheckpointEngine(folder / "stall", host_budget_bytes=budget, keep_last=1) as engine:
         for step in range(num + 2):
             engine.wait()
             start_s = time.perf_counter()
@@ -180,7 +184,8 @@ def bench_stall(folder: Path, num_bytes: int, num: int) -> dict[str, object]:
                 stalls.append(report.stall_s)
                 walls.append(report.wall_s)
     copy_s, stall_s = sorted(copies[2:])[num // 2], sorted(stalls[2:])[num // 2]
-    print_table(("", "s"), [("plain copy", copy_s), ("stall of save_async", stall_s), ("wall", sorted(walls)[num // 2])])
+    rows = [("plain copy", copy_s), ("stall of save_async", stall_s), ("wall", sorted(walls)[num // 2])]
+    print_table(("", "s"), rows)
     return {"copy_s": copies[2:], "stall_s": stalls[2:], "wall_s": walls[2:], "stall_of_copy": stall_s / copy_s}
 
 
@@ -239,7 +244,8 @@ def main() -> None:
             "memory": bench_memory(folder, max(num_bytes, 64 << 20)),
             "small": bench_small(folder, num_tensors),
         }
-    summary = {k: v for part in results.values() for k, v in part.items() if isinstance(v, float)}  # type: ignore[attr-defined]
+    parts = [part for part in results.values() if isinstance(part, dict)]
+    summary = {key: value for part in parts for key, value in part.items() if isinstance(value, float)}
     print(json.dumps(summary, indent=1))
     path = write_results("save-cpu-tiny" if args.tiny else "save-cpu", results)
     print(f"written to {path}")

@@ -1,7 +1,7 @@
 // The blocked body of FRAME.md: which blocks are constant, nvCOMP's batch, the table, gather and scatter.
 //
 // Compiled at run time by kernels.py (NVRTC, C++17, no headers), for compute capability 7.0 and up. Base addresses are
-// multiples of 16; no kernel reads or writes past the sizes that it is given, which are in bytes unless named otherwise.
+// multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
 typedef unsigned char u8;
 typedef unsigned int u32;

@@ -78,7 +78,7 @@ class DeviceDecoder:
             CodecError: If a tensor is not as described.
         """
         self._check(header, body, out)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream), self._kernels.on(self._stream):
+        with torch.cuda.stream(self._stream), self._kernels.on(self._stream):
             report = torch.zeros(report_words(header.raw_bytes, num_digests=1), dtype=torch.int64, device=self._device)
             if header.codec == RAW_CODEC:
                 out.copy_(body, non_blocking=True)

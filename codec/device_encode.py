@@ -121,19 +121,19 @@ class DeviceEncoder:
 
     def _enqueue(self, slot: _Slot, raw: torch.Tensor, word: WordType) -> None:
         stream, source, raw_bytes = self._stream, raw.data_ptr(), raw.numel()
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), self._kernels.on(stream):
             if slot.after is not None:
                 stream.wait_event(slot.after)
                 slot.after = None
             slot.started.record(stream)
-            with self._kernels.on(stream):
-                self._kernels.piece_digests(source, raw_bytes, slot.raw_digest)
-                slot.blocked = self._blocks is not None and self._blocks.enqueue(
-                    source, raw_bytes, word, slot.body.data_ptr(), slot.report.data_ptr(), stream
-                )
-                if slot.blocked:
-                    length_at = slot.report.data_ptr() + BODY_BYTES_WORD * WORD_BYTES
-                    self._kernels.piece_digests(slot.body.data_ptr(), raw_bytes, slot.body_digest, length_at=length_at)
+            self._kernels.piece_digests(source, raw_bytes, slot.raw_digest)
+            body, report = slot.body.data_ptr(), slot.report.data_ptr()
+            slot.blocked = self._blocks is not None and self._blocks.enqueue(
+                source, raw_bytes, word, body, report, stream
+            )
+            if slot.blocked:
+                length_at = report + BODY_BYTES_WORD * WORD_BYTES
+                self._kernels.piece_digests(body, raw_bytes, slot.body_digest, length_at=length_at)
             slot.host_report.copy_(slot.report, non_blocking=True)
             slot.finished.record(stream)
 

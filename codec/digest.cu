@@ -1,7 +1,7 @@
 // The digests of FRAME.md: XXH3-64 with seed 0 and the default secret, after xxHash's doc/xxhash_spec.md.
 //
 // Compiled at run time by kernels.py (NVRTC, C++17, no headers), for compute capability 7.0 and up. Base addresses are
-// multiples of 16; no kernel reads or writes past the sizes that it is given, which are in bytes unless named otherwise.
+// multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -13,8 +13,9 @@ constexpr u32 kShortBytes = 240;   // up to here XXH3 takes another path, which 
 constexpr u32 kMaxRounds = kPieceBytes / (kStripeBytes * kStripesPerRound);
 
 constexpr u64 kPrime32_1 = 0x9E3779B1ull, kPrime32_2 = 0x85EBCA77ull, kPrime32_3 = 0xC2B2AE3Dull;
-constexpr u64 kPrime64_1 = 0x9E3779B185EBCA87ull, kPrime64_2 = 0xC2B2AE3D27D4EB4Full, kPrime64_3 = 0x165667B19E3779F9ull,
-              kPrime64_4 = 0x85EBCA77C2B2AE63ull, kPrime64_5 = 0x27D4EB2F165667C5ull;
+constexpr u64 kPrime64_1 = 0x9E3779B185EBCA87ull, kPrime64_2 = 0xC2B2AE3D27D4EB4Full,
+              kPrime64_3 = 0x165667B19E3779F9ull, kPrime64_4 = 0x85EBCA77C2B2AE63ull,
+              kPrime64_5 = 0x27D4EB2F165667C5ull;
 
 __constant__ u64 kSecret[24] = {
     0xbe4ba423396cfeb8ull, 0x1cad21f72c81017cull, 0xdb979083e96dd4deull, 0x1f67b3b7a4a44072ull,
@@ -42,31 +43,52 @@ __device__ __forceinline__ u64 load_unaligned(const u8* from) {
 
 __device__ __forceinline__ u64 multiply_halves(u64 key) { return (key & 0xFFFFFFFFull) * (key >> 32); }
 
-// Adds up what the stripes of one round (1,024 bytes) bring to each of the eight accumulators. The sum does not depend
-// on the accumulators, so all rounds of a piece go side by side; only the scrambles between rounds are a chain.
-// A thread holds 16 bytes, that is accumulators 2 * pair and 2 * pair + 1, of stripes `row` and `row + 8`.
-__device__ void sum_round(const u8* round, u32 num_stripes, u64* sums) {
-  const u32 lane = threadIdx.x % 32, pair = lane % 4, row = lane / 4;
-  u64 even = 0, odd = 0;
+// Adds up what the stripes of a round (1,024 bytes) bring to each of the eight accumulators. The sum does not depend on
+// the accumulators, so all rounds of a piece go side by side; only the scrambles between rounds are a chain.
+//
+// A warp takes four rounds at a time. Of each, a thread holds 16 bytes, that is accumulators 2 * pair and 2 * pair + 1,
+// of stripes `row` and `row + 8`. The eight rows are then added up so that each row ends with one of the eight sums
+// (four rounds, even and odd accumulator) instead of all with all.
+constexpr u32 kRoundsPerStep = 4;
+
+__device__ __forceinline__ void sum_rounds(const u8* piece, u32 first_round, u32 num_stripes, const u64 (&keys)[2][2],
+                                           u64 (*sums)[kLanes]) {
+  const u32 lane = threadIdx.x % 32, pair = lane % 4, row = lane / 4, first_stripe = first_round * kStripesPerRound;
+  uint4 held[kRoundsPerStep][2];
 #pragma unroll
-  for (u32 half = 0; half < 2; ++half) {
-    const u32 stripe = row + 8 * half;
-    if (stripe < num_stripes) {
-      const uint4 q = *reinterpret_cast<const uint4*>(round + stripe * kStripeBytes + pair * 16);
-      const u64 first = (u64)q.y << 32 | q.x, second = (u64)q.w << 32 | q.z;
-      even += second + multiply_halves(first ^ kSecret[stripe + 2 * pair]);
-      odd += first + multiply_halves(second ^ kSecret[stripe + 2 * pair + 1]);
+  for (u32 r = 0; r < kRoundsPerStep; ++r) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 stripe = first_stripe + r * kStripesPerRound + 8 * half + row;
+      if (stripe < num_stripes)
+        held[r][half] = *reinterpret_cast<const uint4*>(piece + stripe * kStripeBytes + pair * 16);
+    }
+  }
+  u64 values[2 * kRoundsPerStep];
+#pragma unroll
+  for (u32 r = 0; r < kRoundsPerStep; ++r) {
+    values[2 * r] = values[2 * r + 1] = 0;
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 stripe = first_stripe + r * kStripesPerRound + 8 * half + row;
+      if (stripe < num_stripes) {
+        const uint4 q = held[r][half];
+        const u64 first = (u64)q.y << 32 | q.x, second = (u64)q.w << 32 | q.z;
+        values[2 * r] += second + multiply_halves(first ^ keys[half][0]);
+        values[2 * r + 1] += first + multiply_halves(second ^ keys[half][1]);
+      }
     }
   }
 #pragma unroll
-  for (u32 distance = 4; distance < 32; distance *= 2) {
-    even += __shfl_xor_sync(0xFFFFFFFFu, even, distance);
-    odd += __shfl_xor_sync(0xFFFFFFFFu, odd, distance);
+  for (u32 count = kRoundsPerStep; count > 0; count /= 2) {   // count * 4 lanes apart; count values stay with each row
+    const bool upper = row & count;
+#pragma unroll
+    for (u32 i = 0; i < count; ++i) {
+      const u64 sent = upper ? values[i] : values[i + count], kept = upper ? values[i + count] : values[i];
+      values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, sent, 4 * count);
+    }
   }
-  if (row == 0) {
-    sums[2 * pair] = even;
-    sums[2 * pair + 1] = odd;
-  }
+  sums[first_round + row / 2][2 * pair + row % 2] = values[0];
 }
 
 // Runs on eight threads: the chain of scrambles, the last stripe, and the merge. Thread 0 returns the hash.
@@ -106,13 +128,14 @@ piece_digests(const u8* source, const u64* length_at, u64 length, u64* digests, 
     if (threadIdx.x < size) tail[threadIdx.x] = piece[threadIdx.x];
     return;
   }
-  const u32 num_stripes = (size - 1) / kStripeBytes, warp = threadIdx.x / 32;
+  const u32 num_stripes = (size - 1) / kStripeBytes, row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+  const u64 keys[2][2] = {{kSecret[row + 2 * pair], kSecret[row + 2 * pair + 1]},
+                          {kSecret[row + 2 * pair + 8], kSecret[row + 2 * pair + 9]}};
+  constexpr u32 kRoundsPerWarp = kMaxRounds / (kThreads / 32);
+  const u32 begin = threadIdx.x / 32 * kRoundsPerWarp;
 #pragma unroll
-  for (u32 step = 0; step < kMaxRounds / (kThreads / 32); ++step) {
-    const u32 round = step * (kThreads / 32) + warp, before = round * kStripesPerRound;
-    if (before < num_stripes)
-      sum_round(piece + before * kStripeBytes, (u32)smaller(kStripesPerRound, num_stripes - before), sums[round]);
-  }
+  for (u32 round = begin; round < begin + kRoundsPerWarp; round += kRoundsPerStep)
+    if (round * kStripesPerRound < num_stripes) sum_rounds(piece, round, num_stripes, keys, sums);
   __syncthreads();
   if (threadIdx.x >= kLanes) return;
   const u64 hash = finish_piece(piece, size, sums);

@@ -73,7 +73,7 @@ class Kernels:
     def __init__(self, device: torch.device) -> None:
         self._cupy = _import_cupy()
         self._device = device
-        with self._on_device():
+        with torch.cuda.device(device), self._cupy.cuda.Device(device.index):
             self._launches = {
                 name: launch for file, names in _FUNCTIONS.items() for name, launch in self._load(file, names).items()
             }
@@ -81,7 +81,7 @@ class Kernels:
     @contextmanager
     def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
         """Send the launches inside the block to `stream`."""
-        with self._on_device(), self._current(stream):
+        with torch.cuda.device(self._device), self._cupy.cuda.Device(self._device.index), self._current(stream):
             yield
 
     def piece_digests(self, source: int, num_bytes: int, words: int, *, length_at: int = 0) -> None:
@@ -222,11 +222,6 @@ class Kernels:
         else:
             external = streams.ExternalStream(stream.cuda_stream, self._device.index)
         return cast(AbstractContextManager[object], external)
-
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
-        with torch.cuda.device(self._device), self._cupy.cuda.Device(self._device.index):
-            yield
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 // The plane split of FRAME.md and its inverse. Plane 0 is the top byte; a float word is rotated by one bit first.
 //
 // Compiled at run time by kernels.py (NVRTC, C++17, no headers), for compute capability 7.0 and up. Base addresses are
-// multiples of 16; no kernel reads or writes past the sizes that it is given, which are in bytes unless named otherwise.
+// multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
 typedef unsigned char u8;
 typedef unsigned int u32;

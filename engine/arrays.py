@@ -132,7 +132,7 @@ def scalar_node(x: np.generic) -> JSON:
         PathError: It is of a class or a dtype that cannot be saved.
     """
     if type(x) is np.str_:
-        return ["np.str_", str_node(str(x))]
+        return ["np.str_", str_node(str.__str__(x))]  # str(x) would strip NULs
     if type(x) is np.bytes_:
         return ["np.bytes_", bytes_node(bytes(x))]
     if type(x) is not x.dtype.type:

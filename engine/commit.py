@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import xxhash
 
 from tidegate.storage.base import ObjectStat, Store
-from tidegate.storage.errors import ObjectNotFoundError
+from tidegate.storage.errors import ObjectNotFoundError, StoreIOError
 
 from .errors import CorruptCheckpointError
 
@@ -112,14 +112,13 @@ def read_commit_bytes(store: Store, step: int) -> bytes | None:
     """Return the COMMIT record of a step as it is stored; None if the step is not committed. Blocks."""
     key = commit_key(step)
     try:
-        num_bytes = store.stat(key).num_bytes
-        if num_bytes > _MAX_COMMIT_BYTES:
-            raise CorruptCheckpointError(f"{key} is {num_bytes} bytes long, so it is no COMMIT record", key=key)
-        text = bytearray(num_bytes)
-        store.read_into(key, 0, memoryview(text))
+        return store.read_all(key, limit_bytes=_MAX_COMMIT_BYTES)
     except ObjectNotFoundError:
         return None
-    return bytes(text)
+    except StoreIOError as exc:
+        if exc.errno is not None:
+            raise
+        raise CorruptCheckpointError(f"{key} is too long for a COMMIT record", key=key, stage="open") from exc
 
 
 def committed_steps(store: Store) -> list[int]:

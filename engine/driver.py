@@ -6,6 +6,7 @@ from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 from tidegate.storage.workers import WorkerPool
 
+from . import exit as at_exit
 from .errors import CheckpointError, WaitTimeoutError
 from .job import SaveJob
 from .options import Options
@@ -40,8 +41,10 @@ class Driver:
 
     def start(self, job: SaveJob, *, overwrite: bool) -> None:
         """Begin to carry a job out. The one before it must have been settled."""
-        self.job = job
+        at_exit.hold(self)
+        job.future.set_running_or_notify_cancel()  # here: a save that has begun cannot be cancelled
         self._thread.submit(self._run, job, overwrite)
+        self.job = job  # last, so that an interrupt before it leaves no job that nobody ends
 
     def settle(self, timeout_s: float | None) -> list[str]:
         """Wait until the save in flight has ended, and raise its failure if nobody has been told.
@@ -60,7 +63,8 @@ class Driver:
             )
         failure, self._unseen_failure = self._unseen_failure, None
         notes, self._unseen_notes = self._unseen_notes, []
-        if failure is not None:
+        at_exit.let_go(self)
+        if failure is not None and not (job is not None and job.was_told):
             raise failure
         return notes
 
@@ -69,11 +73,11 @@ class Driver:
         self._thread.close()
 
     def _run(self, job: SaveJob, overwrite: bool) -> None:
-        job.future.set_running_or_notify_cancel()
         try:
             report = write_checkpoint(job, self._store, self._resources, overwrite=overwrite)
         except BaseException as exc:  # noqa: BLE001 - delivered through the future and the next settle
             job.fail(exc)
+            job.take_back()  # before the state is released: the training thread may still be staging it
             self._unseen_failure = save_error(exc, f"save of step {job.step}")
             job.release_state()
             job.future.set_exception(self._unseen_failure)
@@ -82,6 +86,8 @@ class Driver:
             job.future.set_result(report)
             self._retain(job)
         finally:
+            if self._unseen_failure is None and not self._unseen_notes:
+                at_exit.let_go(self)
             job.finished.set()
 
     def _retain(self, job: SaveJob) -> None:

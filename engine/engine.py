@@ -19,7 +19,6 @@ from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 from tidegate.storage.open import open_store
 
-from . import exit as at_exit
 from .commit import MAX_STEP, committed_steps
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
@@ -103,7 +102,6 @@ class CheckpointEngine:
         self._saving_thread: int | None = None
         self._pid = os.getpid()
         self._is_closed = False
-        at_exit.register(self)
 
     def save_async(
         self, state: object, *, step: int, overwrite: bool = False, metadata: Mapping[str, JSON] | None = None
@@ -143,8 +141,7 @@ class CheckpointEngine:
         self._saving_thread = threading.get_ident()
         try:
             job = self._describe(state, step, overwrite, metadata)
-            self._driver.start(job, overwrite=overwrite)
-            self._stager.stage(job, self._fence.owned_storages())
+            self._begin(job, overwrite)
         finally:
             self._saving_thread = None
         job.stall_s = time.perf_counter() - start_s
@@ -212,7 +209,6 @@ class CheckpointEngine:
                 self._settle(None)
         finally:
             self._is_closed = True
-            at_exit.unregister(self)
             self._fence.detach()
             if self._pid == os.getpid():
                 self._driver.close()
@@ -233,11 +229,6 @@ class CheckpointEngine:
                 raise
             error.add_note(f"tidegate: the save in flight failed too: {exc}")
 
-    def finish(self, timeout_s: float) -> None:
-        """End the save in flight at interpreter exit; see exit.py."""
-        if self._pid == os.getpid() and not self._is_closed:
-            self._settle(timeout_s)
-
     def _describe(self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON]) -> SaveJob:
         table = describe(state)
         try:
@@ -253,6 +244,20 @@ class CheckpointEngine:
         self._resources.prepare_for(job)
         self._resources.take_peak_host_bytes()
         return job
+
+    def _begin(self, job: SaveJob, overwrite: bool) -> None:
+        """Start the background thread and stage the state. What goes wrong here ends the job and is told here only."""
+        owned = self._fence.owned_storages()
+        try:
+            self._driver.start(job, overwrite=overwrite)
+            self._stager.stage(job, owned)
+        except BaseException as exc:
+            job.was_told = True
+            job.fail(exc)
+            job.end_staging()
+            if not isinstance(exc, Exception):
+                raise
+            raise save_error(exc, f"save of step {job.step}", stage="stage") from exc
 
     def _refuse(self, step: int) -> SaveFuture:
         """Answer a save that comes while another is in flight."""

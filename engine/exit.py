@@ -1,7 +1,8 @@
 """Let saves in flight end when the interpreter does.
 
-Falling off the end of the script, `sys.exit` and an uncaught exception all run this: each open engine's save is
-finished, for at most TIDEGATE_EXIT_TIMEOUT_S seconds (default 600). The process's exit code is not touched.
+Falling off the end of the script, `sys.exit` and an uncaught exception all run this: each save in flight is finished,
+for at most TIDEGATE_EXIT_TIMEOUT_S seconds (default 600), also where its engine was dropped without `close`. What
+nobody has been told is printed. The process's exit code is not touched.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from typing import Protocol
 
 from .errors import CheckpointError
@@ -17,34 +17,36 @@ from .errors import CheckpointError
 _DEFAULT_TIMEOUT_S = 600.0
 
 
-class Closable(Protocol):
-    """What can have a save in flight at exit."""
+class Pending(Protocol):
+    """What has a save in flight, or something to tell that nobody has heard."""
 
-    def finish(self, timeout_s: float) -> None:
-        """End the save in flight. Raises CheckpointError where it failed or did not end in time."""
+    def settle(self, timeout_s: float | None) -> list[str]:
+        """End the save. Returns what else is to be told; raises CheckpointError where it failed or goes on."""
         ...
 
 
-_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+_pending: set[Pending] = set()
 
 
-def register(engine: Closable) -> None:
-    """Finish this engine's save at exit if it is still there then."""
-    _open.add(engine)
+def hold(driver: Pending) -> None:
+    """Keep this driver alive, and settle it at exit."""
+    _pending.add(driver)
 
 
-def unregister(engine: Closable) -> None:
-    """Forget an engine that has been closed."""
-    _open.discard(engine)
+def let_go(driver: Pending) -> None:
+    """Forget a driver that has ended its save and told everything."""
+    _pending.discard(driver)
 
 
 def _finish_all() -> None:
     timeout_s = float(os.environ.get("TIDEGATE_EXIT_TIMEOUT_S", _DEFAULT_TIMEOUT_S))
-    for engine in list(_open):
+    for driver in list(_pending):
         try:
-            engine.finish(timeout_s)
+            for note in driver.settle(timeout_s):
+                print(f"tidegate: {note}", file=sys.stderr, flush=True)
         except CheckpointError as exc:
             print(f"tidegate: the last save was lost: {exc}", file=sys.stderr, flush=True)
 
 
 atexit.register(_finish_all)
+os.register_at_fork(after_in_child=_pending.clear)  # their threads are not in the child

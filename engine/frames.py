@@ -66,7 +66,7 @@ class FrameDecoder:
     @contextmanager
     def _frame(self, store: Store, key: str, entry: FrameEntry) -> Iterator[torch.Tensor]:
         with self._buffer(entry.header.frame_bytes) as frame:
-            store.read_into(key, entry.offset, memoryview(frame.numpy()).cast("B"))
+            store.read_into(key, entry.offset, frame.numpy().data)
             if bytes(frame[:HEADER_BYTES].numpy()) != entry.header.pack():
                 raise CorruptionError("its header differs from the one in the index")
             yield frame

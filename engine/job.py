@@ -87,6 +87,10 @@ class SaveJob:
     The training thread puts staged chunks in and ends with `end_staging`; the background thread takes them out. The
     first failure on either side ends the save; both sides look at `failed` and stop.
 
+    Attributes:
+        failure: What went wrong first.
+        was_told: Whether `save_async` itself has raised that, so that nobody needs to be told again.
+
     Args:
         step: The step; -1 for an object that stands alone.
         table: The described state.
@@ -116,6 +120,7 @@ class SaveJob:
         self.snapshot_s = 0.0
         self.fence_s = 0.0
         self.failure: BaseException | None = None
+        self.was_told = False
         self.replaced: CommitRecord | None = None
         self._wake = wake
         self._is_drained = False
@@ -136,17 +141,27 @@ class SaveJob:
         self._queue.put(staged)
 
     def end_staging(self) -> None:
-        """Say that every chunk has been put; the state may change unless chunks are still read in place."""
-        for i, (tensor, version) in enumerate(zip(self.table.tensors, self._versions, strict=True)):
-            if version_of(tensor) != version:
-                self._fail_torn(i)
-                break
-        self._queue.put(None)
-        self._may_start.set()
-        with self._live_lock:
-            self._is_staging = False
-            if self._num_live == 0:
-                self._end_reading()
+        """Say that every chunk has been put; the state may change unless chunks are still read in place.
+
+        May be called again. Whatever interrupts it, the background thread is not left waiting.
+        """
+        if not self._is_staging:
+            return
+        try:
+            for i, (tensor, version) in enumerate(zip(self.table.tensors, self._versions, strict=True)):
+                if version_of(tensor) != version:
+                    self._fail_torn(i)
+                    break
+        except BaseException as exc:
+            self.fail(exc)
+            raise
+        finally:
+            with self._live_lock:
+                self._is_staging = False
+                if self._num_live == 0:
+                    self._end_reading()
+            self._queue.put(None)
+            self._may_start.set()
 
     def live_chunk_was_read(self) -> None:
         """Say that one chunk that is read in place has been read."""
@@ -176,6 +191,19 @@ class SaveJob:
                 self._is_drained = True
                 return
             yield staged
+
+    def take_back(self) -> None:
+        """Give back what is staged and nobody will encode. Blocks until staging has ended."""
+        for staged in self.chunks():
+            if staged is not None:
+                self.drop(staged)
+
+    def drop(self, staged: StagedChunk) -> None:
+        """Give back one staged chunk."""
+        if staged.buffer is not None:
+            staged.buffer.release()
+        elif staged.is_live:
+            self.live_chunk_was_read()
 
     def fail(self, failure: BaseException) -> None:
         """Record the first failure, and wake whoever waits for room."""

@@ -332,7 +332,12 @@ def _size_node(x: torch.Size) -> JSON:
     return ["Size", *x]
 
 
-LEAF_TAGS["Size"] = lambda args: torch.Size([read_int(n) for n in args])
+@_reads("Size")
+def _read_size(args: list[JSON]) -> object:
+    sizes = [read_int(size) for size in args]
+    if not all(-_LARGE <= size < _LARGE for size in sizes):
+        raise ValueError("a size is larger than memory can be")
+    return torch.Size(sizes)
 
 
 @_writes(torch.device)

@@ -56,7 +56,7 @@ class Pipeline:
                 try:
                     self._start(job, staged)
                 except BaseException:
-                    _drop(job, staged)
+                    job.drop(staged)
                     raise
             self._drain(job, 0)
         except BaseException as exc:
@@ -125,13 +125,4 @@ class Pipeline:
             except Exception as exc:  # noqa: BLE001 - the first failure is the one that is raised
                 job.fail(exc)
         self._started.clear()
-        for staged in job.chunks():
-            if staged is not None:
-                _drop(job, staged)
-
-
-def _drop(job: SaveJob, staged: StagedChunk) -> None:
-    if staged.buffer is not None:
-        staged.buffer.release()
-    elif staged.is_live:
-        job.live_chunk_was_read()
+        job.take_back()

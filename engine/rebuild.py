@@ -249,7 +249,7 @@ def _read_defaultdict(reader: Reader, args: list[JSON], depth: int) -> object:
 def _read_counter(reader: Reader, args: list[JSON], depth: int) -> object:
     counts = dict(reader.pairs(args, depth))
     result: Counter[object] = Counter()
-    result |= counts  # type: ignore[arg-type]
+    dict.update(result, counts)  # type: ignore[misc] # Counter's own would add, and |= would drop what is not positive
     return result
 
 

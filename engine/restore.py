@@ -101,6 +101,7 @@ def load_state(
                 if not extents.is_in_place(i):
                     target.detach().copy_(tensors[i].detach())
                 tensors[i] = target
+        extents.synchronize()
         return rebuild(table.skeleton, tensors)
 
 
@@ -153,6 +154,11 @@ class _Destination:
                 target.copy_(part)
             else:
                 self._extents[i] = part.to(self._devices[i])
+
+    def synchronize(self) -> None:
+        """Wait for copies on GPUs, so that every stream of the caller's sees their results. Blocks."""
+        for device in {device for device in self._devices if device.type == "cuda"}:
+            torch.cuda.synchronize(device)
 
     def finish(self) -> list[torch.Tensor]:
         """All extents; those of no bytes are made here."""

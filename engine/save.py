@@ -17,6 +17,7 @@ from .commit import (
     MANIFEST_NAME,
     CommitRecord,
     attempt_key,
+    commit_key,
     parse_commit,
     publish,
     read_commit_bytes,
@@ -24,7 +25,7 @@ from .commit import (
     step_folder,
 )
 from .container import FrameAppender, ObjectRecord
-from .errors import CorruptCheckpointError, StepExistsError
+from .errors import CorruptCheckpointError, SaveError, StepExistsError
 from .job import SaveJob
 from .manifest import Manifest, dump_manifest
 from .pipeline import Pipeline
@@ -76,8 +77,14 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
             manifest_digest=xxhash.xxh3_64_intdigest(text),
         )
         publish(store, commit, replaces)
-    except BaseException:
-        _give_up(store, job.step, attempt)
+    except BaseException as exc:
+        if _give_up(store, job.step, attempt):
+            raise SaveError(
+                f"save of step {job.step}: its COMMIT record was put and can be read, but the store did not confirm it "
+                f"({exc}), so a crash of the machine may undo it; save again with overwrite=True",
+                key=commit_key(job.step),
+                stage="commit",
+            ) from exc
         raise
     if replaces is not None:
         job.replaced = _replaced(replaces, job.step)
@@ -115,16 +122,20 @@ def _replaced(text: bytes, step: int) -> CommitRecord | None:
         return None  # which attempt it named is unknown; `gc` finds what it left
 
 
-def _give_up(store: Store, step: int, attempt: str) -> None:
-    """Delete what a failed attempt wrote. What cannot be deleted is a leftover, which readers ignore and `gc` removes."""
+def _give_up(store: Store, step: int, attempt: str) -> bool:
+    """Delete what a failed attempt wrote, unless it was published after all: then say so.
+
+    What cannot be deleted is a leftover, which readers ignore and `gc` removes.
+    """
     try:
         text = read_commit_bytes(store, step)
         if text is not None and attempt.encode() in text:
-            return  # it was published after all: the error came later
+            return True
         for stat in list(store.list(f"{step_folder(step)}/{attempt}/")):
             store.delete(stat.key)
     except Exception:  # noqa: BLE001 - the save's own failure is what the caller must see
-        return
+        return False
+    return False
 
 
 def make_report(

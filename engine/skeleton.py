@@ -104,7 +104,7 @@ class _Writer:
     def key(self, x: object, depth: int) -> JSON:
         """Write a dict key or a member of a set."""
         kind = type(x)
-        if depth >= MAX_DEPTH:
+        if depth >= MAX_DEPTH and isinstance(x, tuple | frozenset):
             raise PathError(f"a key nests more than {MAX_DEPTH} levels deep")
         if kind is tuple or kind is frozenset:
             return [kind.__name__, *(self.key(item, depth + 1) for item in x)]  # type: ignore[attr-defined]

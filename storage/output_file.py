@@ -63,16 +63,17 @@ class OutputFile:
                 raise
 
     def reserve(self, end_bytes: int) -> None:
-        """Reserve room up to `end_bytes`, and beyond it in steps up to the hint. Blocks; for one thread at a time.
+        """Reserve room up to `end_bytes`, and some more, up to the hint if there is one. Blocks; one thread at a time.
 
         Raises:
             OSError: ENOSPC, EDQUOT or EFBIG: there is no such room. Whatever else prevents reserving is let pass.
         """
         if not self._can_reserve or end_bytes <= self._reserved_bytes:
             return
-        goal = max(end_bytes, min(self._hint_bytes, self._reserved_bytes + _RESERVE_STEP_BYTES))
+        wished = max(self._hint_bytes, 2 * self._reserved_bytes)
+        goal = max(end_bytes, min(wished, self._reserved_bytes + _RESERVE_STEP_BYTES))
         number = 0
-        for target in (goal, end_bytes):  # the hint may be too high: then see whether what is needed fits
+        for target in (goal, end_bytes):  # if there is no room for the wish, there may be for what is needed
             number = _allocate(self._fds[0], self._reserved_bytes, target - self._reserved_bytes)
             if number == 0:
                 self._reserved_bytes = target

@@ -3,8 +3,8 @@
 `concurrent.futures.ThreadPoolExecutor` refuses new work as soon as the interpreter begins to shut down: `atexit`
 handlers run after that moment, and from Python 3.12 on no thread can be started then either. A checkpoint that is
 still being written when a script ends has to finish in such a handler. So these threads are daemons, all started in the
-constructor, and fed through a `queue.SimpleQueue`, whose `put` may interrupt itself: work can be queued from a
-signal handler.
+constructor, and fed through a `queue.SimpleQueue`, whose `put` may interrupt itself. `submit` takes no lock at all: a
+signal handler may call it, and wait for the result, whatever it has interrupted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class WorkerPool:
         self._name = name
         self._queue: _Queue = SimpleQueue()
         self._is_closed = False
-        self._lock = threading.RLock()  # a signal handler may submit while its own thread is in `submit`
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(target=_work, args=(self._queue,), name=f"{name}-{i}", daemon=True)
@@ -64,7 +63,7 @@ class WorkerPool:
         return len(self._threads)
 
     def submit(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> Future[_T]:
-        """Queue `fn(*args)`. Never blocks.
+        """Queue `fn(*args)`. Does not block.
 
         Returns:
             A future with its result or exception. Once it is done, the pool keeps no reference to `args`.
@@ -74,19 +73,20 @@ class WorkerPool:
         """
         if os.getpid() != self._pid:
             raise RuntimeError(f"the threads of {self._name!r} stayed in process {self._pid}; open a new one here")
+        if self._is_closed:
+            raise RuntimeError(f"{self._name!r} is closed and takes no more work")
         future: Future[_T] = Future()
-        with self._lock:
-            if self._is_closed:
-                raise RuntimeError(f"{self._name!r} is closed and takes no more work")
-            self._queue.put(_task(future, fn, args))
+        task = _task(future, fn, args)
+        self._queue.put(task)
+        if self._is_closed:  # since a moment ago, so the threads may never come to it
+            task()
         return future
 
     def close(self) -> None:
         """Finish what is queued, then end the threads. Blocks. May be called again."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                _stop(self._queue, len(self._threads))
+        if not self._is_closed:
+            self._is_closed = True
+            _stop(self._queue, len(self._threads))
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -104,13 +104,19 @@ def _work(queue: _Queue) -> None:
 
 
 def _task(future: Future[_T], fn: Callable[[*_Ts], _T], args: tuple[*_Ts]) -> _Runnable:
-    pending = [(fn, args)]
+    """Make a call of `fn` that happens once, however often and by however many threads it is run."""
+    claims = [True]
+    calls = [(fn, args)]  # emptied before the future is done, which so holds no argument alive
 
     def run() -> None:
+        try:
+            claims.pop()
+        except IndexError:  # another thread was faster
+            return
         if not future.set_running_or_notify_cancel():
             return
         try:
-            result = _call(*pending.pop())
+            result = _call(*calls.pop())
         except BaseException as exc:  # noqa: BLE001 - the future carries it to whoever waits
             future.set_exception(exc)
         else:

@@ -132,6 +132,14 @@ def test_any_libzstd_reads_the_coded_blocks() -> None:
     assert zstandard.ZstdDecompressor().decompress(exponents) == plane.tobytes()
 
 
+@pytest.mark.parametrize("noise_bytes", range(900, 1009, 4))
+def test_around_the_point_of_no_gain(noise_bytes: int) -> None:
+    """The body becomes as long as the chunk somewhere here, and must not be written then."""
+    octets = np.zeros(1008, dtype=np.uint8)
+    octets[:noise_bytes] = np.random.default_rng(6).integers(0, 256, noise_bytes)
+    round_trip(octets, WordType.U8)
+
+
 def test_a_wrong_raw_digest_is_found() -> None:
     raw = tensor_of(CONTENTS["normal-floats"](WordType.F32, 1000, np.random.default_rng(4)))
     out = poisoned(frame_bound_bytes(raw.numel()))

@@ -19,7 +19,7 @@ from tidegate.codec.device import DeviceDecoder, DeviceEncoder
 from tidegate.codec.device_plan import lay_out
 from tidegate.codec.device_report import digest_words
 from tidegate.codec.kernels import Kernels, kernels_of
-from tidegate.codec.nvcomp import AnsTuning, NvcompError, load_nvcomp
+from tidegate.codec.nvcomp import AnsTuning, load_nvcomp
 from tidegate.codec.words import WordType
 
 CHUNK_BYTES = 64 << 20
@@ -44,8 +44,10 @@ def report(name: str, num_bytes: int, seconds: list[float], **more: object) -> N
     )
 
 
-def timed(stream: torch.cuda.Stream, work: Callable[[int], None]) -> list[float]:
+def timed(stream: torch.cuda.Stream, work: Callable[[int], object]) -> list[float]:
+    """GPU time of each call. The stream is held up first, so that the host's launching is not measured."""
     spans = []
+    hold_up(stream)
     for i in range(REPEATS + 4):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record(stream)
@@ -56,13 +58,18 @@ def timed(stream: torch.cuda.Stream, work: Callable[[int], None]) -> list[float]
     return [start.elapsed_time(end) / 1e3 for start, end in spans[4:]]
 
 
+def hold_up(stream: torch.cuda.Stream) -> None:
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # cycles: about 10 ms
+
+
 def measure_kernels(kernels: Kernels, stream: torch.cuda.Stream, device: torch.device) -> None:
     raws = make_chunks(WordType.BF16, device)
     zeros = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, device=device)
     outs = [torch.empty(CHUNK_BYTES + 4096, dtype=torch.uint8, device=device) for _ in range(NUM_CHUNKS)]
     words = torch.zeros(digest_words(CHUNK_BYTES), dtype=torch.int64, device=device)
     torch.cuda.synchronize()
-    report("copy_ (ceiling)", CHUNK_BYTES, timed(stream, lambda i: void(outs[i][:CHUNK_BYTES].copy_(raws[i]))))
+    report("copy_ (ceiling)", CHUNK_BYTES, timed(stream, lambda i: outs[i][:CHUNK_BYTES].copy_(raws[i])))
     report(
         "piece_digests",
         CHUNK_BYTES,
@@ -102,10 +109,6 @@ def measure_kernels(kernels: Kernels, stream: torch.cuda.Stream, device: torch.d
             )
 
 
-def void(_: object) -> None:
-    return None
-
-
 def measure_codec(
     codec: str, word: WordType, stream: torch.cuda.Stream, device: torch.device, block_bytes: int | None, label: str
 ) -> None:
@@ -115,6 +118,7 @@ def measure_codec(
     decoder = DeviceDecoder(CHUNK_BYTES, device, stream)
     spans, starts, stored, frames = [], [], 0, []
     for i in range(NUM_CHUNKS + 2):
+        hold_up(stream)
         before = time.perf_counter()
         ticket = encoder.start(raws[i % NUM_CHUNKS], word)
         starts.append(time.perf_counter() - before)
@@ -132,6 +136,7 @@ def measure_codec(
     for i in range(10):
         header, body, prefix = frames[i % len(frames)]
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        hold_up(stream)
         start.record(stream)
         check = decoder.decode(header, body, prefix, out, body_verified=True)
         end.record(stream)
@@ -167,31 +172,20 @@ def measure_pipelined(codec: str, stream: torch.cuda.Stream, device: torch.devic
 
 def sweep(stream: torch.cuda.Stream, device: torch.device) -> None:
     torch.cuda.mem_get_info(device)
-    for count in (1, 16, 256, 512, 1024, 2048, 16384):
-        zstd = load_nvcomp().zstd()
-        sizes = [(size >> 10, zstd.compress_temp_bytes(count, size) >> 20) for size in (4096, 65536, 131072, 262144)]
+    zstd = load_nvcomp().zstd()
+    for count in (1, 512, 2048, 8192, 16384):
+        sizes = [(kib, zstd.compress_temp_bytes(count, kib << 10) >> 20) for kib in (4, 8, 16, 32, 64)]
         print(f"zstd scratch, {count} blocks: (KiB a block, MiB) {sizes}")
     for word in (WordType.BF16, WordType.F32):
-        for block_bytes in (64 << 10, 128 << 10, 256 << 10):
-            measure_codec("zstd", word, stream, device, block_bytes, f"{block_bytes >> 10}K")
+        for kib in (4, 8, 16, 32, 64):
+            measure_codec("zstd", word, stream, device, kib << 10, f"{kib}K")
+    tunings = [AnsTuning(), AnsTuning(0, 1, 0), AnsTuning(16, 1, 0), AnsTuning(16, 2, 0), AnsTuning(0, 1, 2)]
     for word in (WordType.BF16, WordType.F32):
-        for block_bytes in (128 << 10, 256 << 10, 512 << 10, 1 << 20):
-            for tuning in (
-                AnsTuning(),
-                AnsTuning(0, 1, 0),
-                AnsTuning(16, 1, 0),
-                AnsTuning(16, 2, 0),
-                AnsTuning(32, 1, 0),
-                AnsTuning(16, 1, 2),
-                AnsTuning(0, 0, 3),
-            ):
+        for kib in (64, 128, 256, 512, 1024):
+            for tuning in tunings:
                 device_blocks.ANS_TUNING = tuning
-                label = f"{block_bytes >> 10}K {tuning.max_sub_chunk_count},{tuning.states_per_lane},"
-                label += f"{tuning.histogram_reduction_log2}"
-                try:
-                    measure_codec("ans", word, stream, device, block_bytes, label)
-                except NvcompError as exc:
-                    print(f"ans {word.name} {label}: {exc}")
+                counts = f"{tuning.max_sub_chunk_count},{tuning.states_per_lane},{tuning.histogram_reduction_log2}"
+                measure_codec("ans", word, stream, device, kib << 10, f"{kib}K {counts}")
     device_blocks.ANS_TUNING = AnsTuning()
 
 

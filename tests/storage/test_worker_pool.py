@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import weakref
 from concurrent.futures import Future
@@ -78,6 +79,43 @@ def test_close_finishes_what_is_queued_and_may_be_repeated() -> None:
 def test_a_task_may_close_its_pool() -> None:
     pool = WorkerPool(1, "self-closing")
     pool.submit(pool.close).result(TIMEOUT_S)
+    pool.close()
+
+
+def test_work_submitted_while_the_pool_closes_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WorkerPool(2, "late")
+    real = pool._queue
+    seen: list[int] = []
+
+    class SlowQueue:
+        def put(self, task: object) -> None:
+            monkeypatch.undo()
+            pool.close()  # just before the task is queued, behind the threads' back
+            real.put(task)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pool, "_queue", SlowQueue())
+    assert pool.submit(lambda i: seen.append(i), 7).done()
+    assert seen == [7]
+
+
+def test_a_signal_may_come_while_work_is_submitted() -> None:
+    """What the signal calls waits for work that a thread of the pool has to submit in turn."""
+    pool = WorkerPool(2, "signalled")
+    caught: list[int] = []
+
+    def on_alarm(number: int, frame: object) -> None:
+        caught.append(pool.submit(lambda: pool.submit(int, "7").result(TIMEOUT_S)).result(TIMEOUT_S))
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for i in range(50):
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + i * 0.00001)
+            while len(caught) == i:
+                pool.submit(int, "1")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert caught == [7] * 50
     pool.close()
 
 
