@@ -127,7 +127,8 @@ class BlockEncoder:
     ) -> None:
         slots = self._nvcomp_slots
         if self._codec == "ans":
-            # nvCOMP's ANS leaves some bytes of its output unwritten: without this, stale memory would reach the file.
+            # nvCOMP's ANS leaves bytes of its output unwritten (6.0.0 does, in most chunks): without this, stale memory
+            # would reach the file, and the same chunk would not always give the same frame.
             slots[: batch.count * self._slot_bytes].zero_()
         arrays = (self._inputs, self._input_bytes, self._outputs)
         self._kernels.lay_out_candidates(planes, layout, batch, slots.data_ptr(), self._slot_bytes, arrays)

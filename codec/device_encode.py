@@ -228,7 +228,7 @@ class _Slot:
         self.blocked = False
         self.after: torch.cuda.Event | None = None
         self.body = arena.take(memory.body)
-        self.report = arena.take(memory.report)
+        self.report = arena.take(memory.report).zero_()  # copied whole, even where a short chunk leaves words unused
         self.host_report = torch.empty(memory.report, dtype=torch.uint8, pin_memory=True)
         self.host_words: NDArray[np.uint64] = self.host_report.numpy().view(np.uint64)
         self.started = torch.cuda.Event(enable_timing=True)

@@ -23,6 +23,7 @@ MANIFEST_NAME = "manifest.json"
 MAX_STEP = 10**10 - 1
 _MAX_COMMIT_BYTES = 1 << 16
 _STEP_FOLDER = re.compile(r"step-(\d{10})")
+_PLAIN_LEFTOVER = re.compile(r"\.[^/]+\.[0-9a-f]{16}\.partial")
 
 
 def step_folder(step: int) -> str:
@@ -160,17 +161,23 @@ def publish(store: Store, record: CommitRecord, replaces: bytes | None) -> None:
     store.compare_and_put(commit_key(record.step), record.dump(), expected=replaces)
 
 
-def retire(store: Store, step: int) -> None:
-    """Delete a checkpoint: first its COMMIT record, so that no reader finds half of it. Blocks."""
-    store.delete(commit_key(step))
-    for stat in list(store.list(step_folder(step) + "/")):
+def retire(store: Store, record: CommitRecord) -> None:
+    """Delete a checkpoint: first its COMMIT record, so that no reader finds half of it. Blocks.
+
+    Nothing happens if its step has been committed anew, or is gone. Other attempts at the step stay: another process
+    may be about to commit one; those of killed processes are for `gc`.
+    """
+    if read_commit_bytes(store, record.step) != record.dump():
+        return
+    store.delete(commit_key(record.step))
+    for stat in list(store.list(f"{step_folder(record.step)}/{record.attempt}/")):
         store.delete(stat.key)
 
 
 def leftovers(store: Store, *, min_age_s: float) -> Iterator[ObjectStat]:
     """Yield the objects of ours that no commit holds and that are at least `min_age_s` old. Blocks.
 
-    Only objects under step folders count; anything else in the root is not ours.
+    Only what lies under step folders is ours, and beside them what a killed `tidegate.save` has left.
     """
     stats = list(store.list())
     held: set[str] = set()
@@ -184,7 +191,7 @@ def leftovers(store: Store, *, min_age_s: float) -> Iterator[ObjectStat]:
             held.add(f"{step_folder(step)}/")  # what a damaged record holds is unknown: keep all of it
     for stat in stats:
         folder, _, rest = stat.key.partition("/")
-        is_ours = _STEP_FOLDER.fullmatch(folder) is not None and rest != COMMIT_NAME
+        is_ours = rest != COMMIT_NAME if _STEP_FOLDER.fullmatch(folder) else _PLAIN_LEFTOVER.fullmatch(stat.key)
         is_partial = stat.key.endswith(".partial")
         is_held = any(stat.key.startswith(prefix) for prefix in held) and not is_partial
         if is_ours and not is_held and stat.age_s >= min_age_s:

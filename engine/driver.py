@@ -64,6 +64,8 @@ class Driver:
         failure, self._unseen_failure = self._unseen_failure, None
         notes, self._unseen_notes = self._unseen_notes, []
         at_exit.let_go(self)
+        if self.is_busy:  # a signal handler has begun another save meanwhile
+            at_exit.hold(self)
         if failure is not None and not (job is not None and job.was_told):
             raise failure
         return notes

@@ -115,8 +115,10 @@ class _Layouter:
             if i in shared:
                 continue
             num_bytes, word, device, packing = of_kind[kind]
+            if i in words:
+                word = words[i]
             extent[i] = len(sources)
-            sources.append(ExtentSource(storage, start, num_bytes, words.get(i, word), device, i, tensor, packing))
+            sources.append(ExtentSource(storage, start, num_bytes, word, device, i, tensor, packing))
 
     def _intern(self, spec: TensorSpec) -> int:
         return self._specs.setdefault(spec, len(self._specs))

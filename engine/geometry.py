@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_MAX_CHECKED_UNITS = 1 << 25
+_MAX_CHECKED_UNITS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,11 @@ from .classes import field_names
 from .errors import LoadError
 from .geometry import Geometry, share_an_element
 from .paths import PathError, join_steps, step_of_live_key
-from .rebuild import MAPPING_TAGS, MAX_DEPTH, Reader, children
+from .rebuild import MAPPING_TAGS, MAX_DEPTH, Reader, children, tag_of
 from .table import StateTable
 from .tensors import TensorSpec, reach, row_major
 from .types import JSON
 
-_STORED_TAGS = frozenset({"ndarray", "bytes@", "bytearray@"})
 _MAX_SHOWN = 5
 
 
@@ -54,9 +53,10 @@ class _Matcher:
         self.found: list[torch.Tensor | None] = [None] * len(table.tensor_spec)
         self._table = table
         self._reader = Reader(())
+        self._fitting: set[object] = set()
 
     def node(self, node: JSON, value: object, path: str, depth: int) -> None:
-        tag = node[0] if isinstance(node, list) and node else None
+        tag = tag_of(node)
         if depth > MAX_DEPTH:
             raise PathError(f"it nests more than {MAX_DEPTH} levels deep")
         if isinstance(node, list) and tag == "t":
@@ -75,16 +75,24 @@ class _Matcher:
         spec = self._table.spec(index)
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
             raise _mismatch(path, str(spec), _kind_of(value))
-        if tuple(value.shape) != spec.shape or dtype_name(value.dtype) != spec.dtype:
-            raise _mismatch(path, str(spec), _kind_of(value))
-        reason = _why_not_filled(value)
-        if reason:
-            raise LoadError(f"cannot load into {join_steps([path])}: {reason}", stage="place", fqn=join_steps([path]))
+        kind = None
+        if value.layout == torch.strided:
+            kind = (spec, value.dtype, value.shape, value.stride(), value.is_inference(), value.device.type)
+        if kind is None or kind not in self._fitting:
+            self._check_fit(spec, value, path)
+            self._fitting.add(kind)
         earlier = self.found[index]
         if earlier is not None and not _is_same_memory(earlier, value):
             raise _mismatch(path, f"the same tensor as {self._table.fqn(index)}", "a tensor apart; tie them first")
         if earlier is None:
             self.found[index] = value
+
+    def _check_fit(self, spec: TensorSpec, value: torch.Tensor, path: str) -> None:
+        reason = _why_not_filled(value)
+        if reason:
+            raise LoadError(f"cannot load into {join_steps([path])}: {reason}", stage="place", fqn=join_steps([path]))
+        if tuple(value.shape) != spec.shape or dtype_name(value.dtype) != spec.dtype:
+            raise _mismatch(path, str(spec), _kind_of(value))
 
     def _mapping(self, node: JSON, value: object, path: str, depth: int) -> None:
         live = _attributes(value) if not isinstance(value, dict) else value
@@ -146,13 +154,21 @@ def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _check_sharing(table: StateTable, found: Sequence[torch.Tensor | None]) -> None:
     """Refuse tensors of the caller's that share memory where the stored ones have values of their own."""
-    spans = sorted(
-        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _span_bytes(tensor), i)
-        for i, tensor in enumerate(found)
-        if tensor is not None and tensor.numel()
-    )
+    spans: list[tuple[int, int, int, int]] = []
+    ranks: dict[torch.device, int] = {}
+    span_of: dict[TensorSpec, dict[tuple[int, ...], int]] = {}
+    for i, tensor in enumerate(found):
+        if tensor is None or not tensor.numel():
+            continue
+        spec, strides = table.spec(i), tensor.stride()
+        span_bytes = span_of.setdefault(spec, {})
+        if strides not in span_bytes:
+            span_bytes[strides] = reach(spec.shape, strides) * spec.itemsize
+        start = tensor.data_ptr()
+        spans.append((ranks.setdefault(tensor.device, len(ranks)), start, start + span_bytes[strides], i))
+    spans.sort()
     group: list[int] = []
-    where, end = "", 0
+    where, end = -1, 0
     for device, start, stop, i in spans:
         if device != where or start >= end:
             _check_group(table, found, group)
@@ -181,10 +197,6 @@ def _check_group(table: StateTable, found: Sequence[torch.Tensor | None], group:
         raise _mismatch_of(first, "values of its own", given)
 
 
-def _span_bytes(tensor: torch.Tensor) -> int:
-    return reach(tensor.shape, tensor.stride()) * tensor.itemsize
-
-
 def _kind_of(value: object) -> str:
     if isinstance(value, torch.Tensor):
         name = type(value).__name__
@@ -193,10 +205,8 @@ def _kind_of(value: object) -> str:
     return f"a {type(value).__qualname__}"
 
 
-def _kind_of_leaf(node: JSON, tag: JSON) -> str:
-    if tag in _STORED_TAGS:
-        return f"a {tag}".removesuffix("@")
-    return f"a {tag}" if isinstance(tag, str) else f"a {type(node).__name__}"
+def _kind_of_leaf(node: JSON, tag: str) -> str:
+    return f"a {tag.removesuffix('@') or type(node).__name__}"
 
 
 def _kind_of_node(node: JSON) -> str:

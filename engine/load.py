@@ -24,6 +24,7 @@ from .restore import LoadPlan, MapLocation, load_state, plan_load
 from .translate import load_error
 
 _NUM_TRIES = 20
+_NUM_EMPTY_LOOKS = 3
 _MAX_MANIFEST_BYTES = 4 << 30
 
 
@@ -48,6 +49,7 @@ def load_step(store: Store, step: int, *, map_location: MapLocation = None, into
 
 def load_latest(store: Store, *, map_location: MapLocation = None, into: object | None = None) -> object:
     """Load the checkpoint that was committed last and is whole. Blocks. Warns of each damaged one that it passes over."""
+    num_empty_looks = 0
     for _ in range(_NUM_TRIES):
         try:
             records, damaged = read_commits(store)
@@ -70,6 +72,10 @@ def load_latest(store: Store, *, map_location: MapLocation = None, into: object 
         else:
             if failures:
                 raise failures[max(failures)]
+            # A listing can miss a step that comes while it runs, and the one that is retired for it.
+            num_empty_looks += 1
+            if num_empty_looks < _NUM_EMPTY_LOOKS:
+                continue
             raise CheckpointNotFoundError(
                 f"no checkpoint is committed at {store.url}. Check the path, or save one first"
             )

@@ -10,7 +10,7 @@ import torch
 from tidegate.codec.words import DTYPE_OF_NAME, WORD_OF_DTYPE, WordType, dtype_name
 
 from .sources import Packing
-from .tensors import TensorSpec, row_major
+from .tensors import TensorSpec, is_too_large, row_major
 
 
 class RefusedTensorError(Exception):
@@ -128,6 +128,8 @@ def _kind(tensor: torch.Tensor, index: int) -> Kind:
         conj=tensor.is_conj(),
         neg=tensor.is_neg(),
     )
+    if is_too_large(spec):
+        raise RefusedTensorError(index, f"shape {list(shape)} is larger than a checkpoint can hold; reshape it")
     word = WORD_OF_DTYPE[tensor.dtype]
     packing = Packing.of(spec.itemsize, shape, strides) if spec.reach_bytes > spec.num_bytes else None
     return Kind(spec, word, strides, tensor.device, spec.num_bytes, spec.reach_bytes, packing)

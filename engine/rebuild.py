@@ -50,7 +50,7 @@ def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
     stack: list[tuple[str, JSON]] = [("", skeleton)]
     while stack:
         prefix, node = stack.pop()
-        if isinstance(node, list) and node and node[0] in _INDEX_TAGS:
+        if isinstance(node, list) and tag_of(node) in _INDEX_TAGS:
             index = node[1] if len(node) > 1 else None
             if type(index) is int and 0 <= index < num_tensors and not paths[index]:
                 paths[index] = join_steps([prefix])
@@ -63,14 +63,19 @@ def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
 _INDEX_TAGS = ("t", "ndarray", "bytes@", "bytearray@")
 
 
+def tag_of(node: JSON) -> str:
+    """Return the tag of an array; "" for anything else, and for an array that opens with no text."""
+    return node[0] if isinstance(node, list) and node and isinstance(node[0], str) else ""
+
+
 def children(node: JSON) -> Iterator[tuple[str, JSON]]:
     """Yield the step to, and the node of, each value inside a container; nothing for a leaf or what is malformed."""
     if isinstance(node, dict):
         for key, child in node.items():
             yield step_of_key(key), child
         return
-    tag = node[0] if isinstance(node, list) and node else None
-    if not isinstance(node, list) or not isinstance(tag, str):
+    tag = tag_of(node)
+    if not isinstance(node, list) or not tag:
         return
     if tag in ("list", "tuple", "deque"):
         for i, child in enumerate(node[2:] if tag == "deque" else node[1:]):
@@ -128,20 +133,22 @@ class Reader:
             return node
         if depth >= MAX_DEPTH:
             raise PathError(f"it nests more than {MAX_DEPTH} levels deep")
-        tag = node[0] if node else None
-        if tag == "t" and len(node) == 2:
+        if node and node[0] == "t" and len(node) == 2:
             return self._tensor(node[1])
-        reader = _READERS.get(tag) if isinstance(tag, str) else None
+        tag = tag_of(node)
+        reader = _READERS.get(tag)
         if reader is None:
             return read_leaf(node)
         try:
             return reader(self, node[1:], depth + 1)
-        except (ValueError, TypeError, OverflowError, MemoryError) as exc:
+        except (ValueError, TypeError, OverflowError) as exc:
             raise PathError(f"malformed {tag} ({exc!s:.120})") from None
+        except MemoryError as exc:
+            raise PathError(f"no memory is left for it ({exc!s:.120})", is_damage=False) from exc
 
     def key(self, node: JSON, depth: int) -> object:
         """Read a dict key or a member of a set. Raises PathError."""
-        if isinstance(node, dict) or (isinstance(node, list) and (not node or node[0] not in _KEY_TAGS)):
+        if isinstance(node, dict) or (isinstance(node, list) and tag_of(node) not in _KEY_TAGS):
             raise PathError(f"{shown(node)} cannot be a key")
         if isinstance(node, list) and node[0] in ("tuple", "frozenset"):
             if depth >= MAX_DEPTH:
@@ -233,14 +240,14 @@ def _read_set(reader: Reader, args: list[JSON], depth: int) -> object:
 
 
 def _read_ordered_with_metadata(reader: Reader, args: list[JSON], depth: int) -> object:
-    metadata, *pairs = args or [None]
+    metadata, *pairs = args
     result = OrderedDict(reader.pairs(pairs, depth))
     result._metadata = reader.node(metadata, depth)  # type: ignore[attr-defined]
     return result
 
 
 def _read_defaultdict(reader: Reader, args: list[JSON], depth: int) -> object:
-    name, *pairs = args or [None]
+    name, *pairs = args
     if name is not None and (not isinstance(name, str) or name not in FACTORIES):
         raise PathError(f"unknown factory {shown(name)}")
     return defaultdict(None if name is None else FACTORIES[name], reader.pairs(pairs, depth))
@@ -254,7 +261,7 @@ def _read_counter(reader: Reader, args: list[JSON], depth: int) -> object:
 
 
 def _read_deque(reader: Reader, args: list[JSON], depth: int) -> object:
-    maxlen, *items = args or [None]
+    maxlen, *items = args
     limit = None if maxlen is None else read_int(maxlen)
     if limit is not None and len(items) > limit:
         raise ValueError(f"{len(items)} items in a deque of at most {limit}")
@@ -289,7 +296,7 @@ def _read_enum(reader: Reader, args: list[JSON], depth: int) -> object:
 
 
 def _read_namedtuple(reader: Reader, args: list[JSON], depth: int) -> object:
-    name, *pairs = args or [None]
+    name, *pairs = args
     items = list(reader.pairs(pairs, depth))
     cls = reader.find_class(name, "namedtuple")
     if cls is None:

@@ -39,6 +39,7 @@ def apply_retention(store: Store, keep_last: int | None, keep_every: int | None)
         return []
     commits, _ = read_commits(store)
     steps = to_retire(commits, keep_last, keep_every)
-    for step in steps:
-        retire(store, step)
+    for commit in commits:
+        if commit.step in steps:
+            retire(store, commit)
     return steps

@@ -98,6 +98,7 @@ class _SideStreamTicket:
         try:
             header = self._encoder.bring_to_host(self._ticket, self._output)
         except BaseException:
+            self._ticket.release()
             self._output.release()
             raise
         finally:

@@ -79,6 +79,7 @@ class _Writer:
     def __init__(self) -> None:
         self.walk = Walk()
         self._index_of: dict[int, int] = {}
+        self._arrays: dict[int, tuple[AnyArray, int]] = {}
         self._open: set[int] = set()
 
     def node(self, x: object, depth: int) -> JSON:
@@ -138,6 +139,14 @@ class _Writer:
         self.walk.tensors.append(content)
         self.walk.words[index] = word
         return index
+
+    def array(self, x: AnyArray) -> JSON:
+        """Write an array; one that comes again names the same bytes."""
+        _, index = self._arrays.get(id(x), (x, len(self.walk.tensors)))
+        node = array_node(x, index)  # first, as it refuses what array_bytes cannot take
+        if id(x) not in self._arrays:
+            self._arrays[id(x)] = (x, self.stored_bytes(array_bytes(x), array_word(x.dtype)))
+        return node
 
     def values(self, items: Iterable[object], depth: int) -> list[JSON]:
         """Write the items of a sequence."""
@@ -247,9 +256,7 @@ def _write_bytes(writer: _Writer, x: bytes | bytearray, depth: int) -> JSON:
 
 
 def _write_array(writer: _Writer, x: AnyArray, depth: int) -> JSON:
-    node = array_node(x, len(writer.walk.tensors))  # first, as it refuses what array_bytes cannot take
-    writer.stored_bytes(array_bytes(x), array_word(x.dtype))
-    return node
+    return writer.array(x)
 
 
 def _write_enum(writer: _Writer, x: enum.Enum, depth: int) -> JSON:

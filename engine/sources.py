@@ -74,7 +74,13 @@ class ExtentSource:
         """
         if self.packing is not None:
             return None
-        return self._view(torch.uint8, (self.num_bytes,), (1,))
+        if self.device.type != "cpu" or self.num_bytes == 0:
+            return self._view(torch.uint8, (self.num_bytes,), (1,))
+        # Not a view of the caller's storage: `numpy()` of one would forbid the caller to resize that from then on.
+        self._check_reach(self.num_bytes)
+        window = (ctypes.c_ubyte * self.num_bytes).from_address(self.storage.data_ptr() + self.start_bytes)
+        window.owner = self.storage  # type: ignore[attr-defined]
+        return torch.frombuffer(window, dtype=torch.uint8)
 
     def copy_to(self, out: torch.Tensor, offset: int = 0, *, non_blocking: bool = False) -> None:
         """Copy bytes [offset, offset + out.numel()) of the extent.
@@ -105,14 +111,17 @@ class ExtentSource:
 
     def _view(self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         # set_ would let a storage grow to what is asked for, so look first.
-        if self.storage.nbytes() < self.start_bytes + reach(shape, strides) * dtype.itemsize:
+        self._check_reach(reach(shape, strides) * dtype.itemsize)
+        view = torch.empty(0, dtype=dtype, device=self.device)
+        return view.set_(self.storage, self.start_bytes // dtype.itemsize, shape, strides)
+
+    def _check_reach(self, num_bytes: int) -> None:
+        if self.storage.nbytes() < self.start_bytes + num_bytes:
             raise TornSnapshotError(
                 f"the storage of tensor {self.tensor_index} was made smaller while it was being saved; change the "
                 "state only after save_async has returned",
                 stage="stage",
             )
-        view = torch.empty(0, dtype=dtype, device=self.device)
-        return view.set_(self.storage, self.start_bytes // dtype.itemsize, shape, strides)
 
     def _gather(self, out: torch.Tensor, offset: int, end: int, non_blocking: bool) -> None:
         packing = self.packing
@@ -178,7 +187,7 @@ def gather(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
         out: Shape (sum of their bytes,), uint8, contiguous, any device.
     """
     total_bytes = sum(source.num_bytes for source in sources)
-    if out.dtype != torch.uint8 or out.numel() != total_bytes:
+    if out.dtype != torch.uint8 or out.numel() != total_bytes or not out.is_contiguous():
         raise InternalError(f"{total_bytes} bytes cannot go into {out.numel()} elements of {out.dtype}")
     with torch.no_grad():
         if out.device.type == "cpu":
@@ -236,11 +245,12 @@ def _gather_on_device(sources: Sequence[ExtentSource], out: torch.Tensor) -> Non
 
 
 def _common_itemsize(sources: Sequence[ExtentSource], out: torch.Tensor) -> int:
-    bits = int(out.storage_offset()) | 8
+    """Return the most bytes, up to 8, that divide every length, every offset and every address."""
+    bits = int(out.storage_offset()) | out.data_ptr() | 8
     for source in sources:
         bits |= source.num_bytes
         if source.packing is None:
-            bits |= source.start_bytes
+            bits |= source.start_bytes | source.storage.data_ptr()
     return bits & -bits
 
 
@@ -252,5 +262,6 @@ def scatter(chunk: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         sizes: Bytes of each.
     """
     with torch.inference_mode(False), torch.no_grad():
-        pieces: list[torch.Tensor] = list(torch.ops.aten.split_with_sizes_copy.default(chunk, list(sizes)))
-        return pieces
+        pieces: Sequence[torch.Tensor]
+        pieces = torch.split_with_sizes_copy(chunk, list(sizes))  # type: ignore[func-returns-value,assignment]
+        return list(pieces)

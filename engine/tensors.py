@@ -89,6 +89,12 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def is_too_large(spec: TensorSpec) -> bool:
+    """Tell whether torch could not count a tensor's elements or strides, or the bytes that it reaches over."""
+    largest = math.prod(max(size, 1) for size in spec.shape) * spec.itemsize
+    return len(spec.shape) > MAX_NDIM or max(largest, spec.reach_bytes) >= 1 << 63
+
+
 def spec_to_json(spec: TensorSpec) -> JSON:
     """Write a spec; what has its usual value is left out."""
     node: dict[str, JSON] = {"dtype": spec.dtype, "shape": list(spec.shape)}
@@ -139,14 +145,15 @@ def _sizes(node: JSON, sizes: JSON) -> tuple[int, ...]:
 def _check_spec(node: JSON, spec: TensorSpec) -> None:
     if spec.strides is not None and len(spec.strides) != len(spec.shape):
         raise _damaged(node, "it has as many strides as sizes no more")
-    largest = math.prod(max(size, 1) for size in spec.shape) * spec.itemsize
-    if max(largest, spec.reach_bytes) >= 1 << 63:
+    if is_too_large(spec):
         raise _damaged(node, "it is larger than memory can be")
     dtype = spec.torch_dtype
     if spec.conj and not dtype.is_complex:
         raise _damaged(node, "only complex tensors have conjugates")
-    if (spec.requires_grad or spec.neg) and not (dtype.is_complex or dtype.is_floating_point):
-        raise _damaged(node, "only floating-point tensors have gradients or signs to flip")
+    if spec.requires_grad and not (dtype.is_complex or dtype.is_floating_point):
+        raise _damaged(node, "only floating-point tensors have gradients")
+    if spec.neg and dtype == torch.bool:
+        raise _damaged(node, "a bool has no sign to flip")
 
 
 def _damaged(node: JSON, why: str) -> CorruptCheckpointError:

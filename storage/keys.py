@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
 from .errors import InvalidKeyError
 
 MAX_KEY_PARTS = 8
-MAX_PART_CHARS = 200
+MAX_PART_BYTES = 200
 PARTIAL_SUFFIX = ".partial"
 LOCK_SUFFIX = ".lock"
 
-_PART = re.compile(r"[A-Za-z0-9._=+-]+")
+_MAX_NAME_BYTES = 160
 
 
 def check_key(key: str) -> None:
     """Refuse a key that is not a plain relative name.
 
-    A key is one to 8 parts joined by "/". A part is 1 to 200 of the characters A-Z a-z 0-9 . _ = + - and is neither "."
-    nor "..".
+    A key is one to 8 parts joined by "/". A part is 1 to 200 bytes of UTF-8, without control characters and backslashes,
+    and is neither "." nor "..".
 
     Raises:
         InvalidKeyError: It names the key and what is wrong with it.
@@ -63,12 +61,16 @@ def is_reserved(key: str) -> bool:
 
 def partial_name(name: str, token: str) -> str:
     """Name an unfinished write of `name`. Long names are cut, so that the result is still a valid part."""
-    return f".{name[:160]}.{token}{PARTIAL_SUFFIX}"
+    return f".{_cut(name)}.{token}{PARTIAL_SUFFIX}"
 
 
 def lock_name(name: str) -> str:
-    """Name the lock of `name`. Names that differ only after 160 characters share one."""
-    return f".{name[:160]}{LOCK_SUFFIX}"
+    """Name the lock of `name`. Names that differ only after 160 bytes share one."""
+    return f".{_cut(name)}{LOCK_SUFFIX}"
+
+
+def _cut(name: str) -> str:
+    return name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
 
 
 def _fault(key: str) -> str:
@@ -80,10 +82,10 @@ def _fault(key: str) -> str:
             return 'it is empty, starts or ends with "/", or has "//" in it'
         if part in (".", ".."):
             return f'"{part}" is no name'
-        if len(part) > MAX_PART_CHARS:
-            return f"a part has {len(part)} characters; at most {MAX_PART_CHARS} are allowed"
-        if not _PART.fullmatch(part):
-            return "only A-Z a-z 0-9 . _ = + - are allowed between the slashes"
+        if not part.isprintable() or "\\" in part:
+            return "control characters and backslashes are not allowed"
+        if len(part.encode()) > MAX_PART_BYTES:
+            return f"a part has {len(part.encode())} bytes; at most {MAX_PART_BYTES} are allowed"
     return ""
 
 

@@ -131,6 +131,7 @@ class LocalWriter:
     def _begin(self, num_bytes: int, future: Future[None]) -> int | None:
         """Take the next range of the object and return its offset; None if `future` is done already."""
         with self._lock:
+            self._check_open()  # again: a seal or an abort may have come between
             offset = self._num_bytes
             if self._error is None:
                 try:

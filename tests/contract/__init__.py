@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.store_contract")
+for _name in ("store_contract", "swap_contract", "codec_contract"):
+    pytest.register_assert_rewrite(f"tests.contract.{_name}")

@@ -34,7 +34,7 @@ def test_a_record_comes_back() -> None:
     assert parse_commit(record(7).dump(), 7) == record(7)
 
 
-@pytest.mark.parametrize("position", range(0, len(record(7).dump()) - 1))
+@pytest.mark.parametrize("position", range(len(record(7).dump()) - 1))
 def test_every_changed_byte_of_a_record_is_seen(position: int) -> None:
     text = bytearray(record(7).dump())
     text[position] ^= 1
@@ -91,7 +91,7 @@ def test_retire_removes_commit_and_objects() -> None:
     store = MemoryStore()
     publish(store, record(1), None)
     store.compare_and_put(f"{step_folder(1)}/{'ab' * 16}/manifest.json", b"x", expected=None)
-    retire(store, 1)
+    retire(store, record(1))
     assert list(store.list()) == []
 
 

@@ -11,7 +11,9 @@ from tidegate.plan import plan_save
 CHUNK = 1 << 16
 
 extents = st.lists(
-    st.tuples(st.integers(0, 3 * CHUNK), st.sampled_from([WordType.F32, WordType.BF16]), st.sampled_from(["cpu", "cuda:0"])),
+    st.tuples(
+        st.integers(0, 3 * CHUNK), st.sampled_from([WordType.F32, WordType.BF16]), st.sampled_from(["cpu", "cuda:0"])
+    ),
     max_size=40,
 )
 

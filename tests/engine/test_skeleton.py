@@ -31,7 +31,7 @@ from tidegate.state import describe
 class Colour(enum.Enum):
     RED = 1
     GREEN = "g"
-    CRIMSON = 1  # an alias
+    CRIMSON = 1  # noqa: PIE796 - an alias
 
 
 class Level(enum.IntEnum):
@@ -98,7 +98,7 @@ def tensor(*values: float) -> torch.Tensor:
 
 def test_A13_keys_keep_their_type_and_order() -> None:
     state = {0: tensor(1), "0": tensor(2), (1, 2): tensor(3), 1.5: tensor(4), None: tensor(6), b"k": tensor(7)}
-    state |= {False or 1: tensor(5), (1, ("x", None)): 8, -0.5: 9, 2**70: 10, (): 11, frozenset({1, "a"}): 12}
+    state |= {True: tensor(5), (1, ("x", None)): 8, -0.5: 9, 2**70: 10, (): 11, frozenset({1, "a"}): 12}
     state |= {torch.float32: 1, np.float64(2.5): 2, "z": 3, "a": 4}
     back = through(state)
     assert_same_bits(state, back)
@@ -382,7 +382,7 @@ def test_deep_keys_and_pairs_count_too() -> None:
         describe({key: 1})
 
 
-@pytest.mark.parametrize("make", [lambda: [], lambda: {}])
+@pytest.mark.parametrize("make", [list, dict])
 def test_a_call_from_deep_in_the_stack_is_refused_not_torn(make: object) -> None:
     state: object = make()
     for _ in range(MAX_DEPTH - 1):
@@ -457,7 +457,7 @@ def test_A14_a_whole_trainer_state_comes_back() -> None:
 
 
 KEYS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=8) | st.sampled_from(Colour),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.sampled_from(Colour),
     lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=2),
     max_leaves=4,
 )

@@ -351,6 +351,23 @@ def test_another_thread_may_encode(codec: str, decoder: DeviceDecoder, device: t
     assert decode(decoder, header, body).tobytes() == chunk.tobytes()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs; torch sees fewer")
+def test_a_gpu_that_is_not_the_current_one_works(codec: str) -> None:
+    assert torch.cuda.current_device() == 0
+    other = torch.device("cuda", 1)
+    stream = torch.cuda.Stream(other)
+    chunk = make_chunk("normal", WordType.BF16, 1 << 20)
+    encoder = DeviceEncoder(codec, 1 << 20, other, stream)
+    assert encoder.device_bytes == device_encoder_bytes(codec, 1 << 20, device=other)
+    header, body = encode(encoder, chunk, WordType.BF16, other)
+    assert body.device == other
+    assert header.raw_digest == digest(chunk)
+    assert (header.codec == RAW_CODEC) == (codec == "raw")
+    assert decode(DeviceDecoder(1 << 20, other, stream), header, body).tobytes() == chunk.tobytes()
+    assert codec in device_codecs(other)
+    assert torch.cuda.current_device() == 0
+
+
 @pytest.mark.parametrize("num_bytes", [64 << 20, (192 << 20) + 2], ids=["typical", "several-batches"])
 def test_large_chunks(codec: str, device: torch.device, stream: torch.cuda.Stream, num_bytes: int) -> None:
     word = WordType.U16 if num_bytes > 64 << 20 else WordType.BF16

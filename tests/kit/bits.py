@@ -149,8 +149,8 @@ class _Comparer:
 
     def _same_tie(self, one: _Pair, two: _Pair) -> None:
         (_, a1, b1), (_, a2, b2) = one, two
-        is_alike = a1.stride() == b1.stride() and a2.stride() == b2.stride()
-        if is_alike and _are_in_one_storage(a1, a2) and _are_in_one_storage(b1, b2) and _delta(a1, a2) == _delta(b1, b2):
+        is_alike = a1.stride() == b1.stride() and a2.stride() == b2.stride() and _delta(a1, a2) == _delta(b1, b2)
+        if is_alike and _are_in_one_storage(a1, a2) and _are_in_one_storage(b1, b2):
             return
         before, after = _shared_elements(a1, a2), _shared_elements(b1, b2)
         if any(has_gaps(x) and _overlaps_itself(x) for x in (a1, a2, b1, b2)):

@@ -15,7 +15,7 @@ from tidegate.storage import ObjectWriter, Store
 _T = TypeVar("_T")
 _PAGE_BYTES = 4096
 
-KillMoment = Literal["before", "torn", "after"]
+KillMoment = Literal["torn", "after"]
 
 
 def die() -> NoReturn:
@@ -30,7 +30,7 @@ class KillStore(WrappedStore):
     Args:
         inner: The store.
         nth: Which change, from 1.
-        moment: "before" it takes effect, "after" that, or "torn": with half of an append's bytes written.
+        moment: "after" it has taken effect, or "torn": with half of an append's bytes written, and before any other.
     """
 
     def __init__(self, inner: Store, nth: int, moment: KillMoment) -> None:
@@ -41,23 +41,21 @@ class KillStore(WrappedStore):
         self._lock = threading.Lock()
 
     def is_it(self) -> bool:
-        """Count a change; whether it is the one, and the process dies here where that is before it."""
+        """Count a change; whether it is the one to die at."""
         with self._lock:
             self._num_changes += 1
-            if self._num_changes != self._nth:
-                return False
-            if self._moment == "before":
-                die()
-            return True
+            return self._num_changes == self._nth
 
     @property
     def is_torn(self) -> bool:
-        """Whether half of an append is to be written."""
+        """Whether the change is to be made by half."""
         return self._moment == "torn"
 
     def change(self, run: Callable[[], _T]) -> _T:
         """Make a change, and die where that is asked for."""
         is_it = self.is_it()
+        if is_it and self.is_torn:
+            die()
         result = run()
         if is_it:
             die()

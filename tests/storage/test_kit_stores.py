@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.store_contract import TIMEOUT_S, leftovers, listing
+from tests.kit.store_checks import TIMEOUT_S, leftovers, listing
 from tests.kit.stores import (
     FailOnceStore,
     FlipStore,

@@ -13,9 +13,9 @@ from typing import Literal
 
 import pytest
 
-from tests.contract.store_contract import TIMEOUT_S, listing
 from tests.kit.mounts import mounted
 from tests.kit.processes import run_script
+from tests.kit.store_checks import TIMEOUT_S, listing
 from tests.kit.wrapping import content, put
 from tidegate.storage import LocalStore, StorageError, StoreFullError, StoreIOError, StorePermissionError, output_file
 from tidegate.storage.aligned import aligned_buffer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.wrapping import content, put
-from tidegate.storage import InvalidKeyError, LocalStore, ObjectExistsError, ObjectNotFoundError
+from tidegate.storage import InvalidKeyError, LocalStore, ObjectExistsError, ObjectNotFoundError, StorageError
 from tidegate.storage.locks import release, try_lock
 
 
@@ -118,6 +118,24 @@ def test_another_swaps_before_the_lock_is_had(root: Path, store: LocalStore, mon
         store.compare_and_put("a", b"new", expected=b"old")
     assert content(store, "a") == b"other"
     assert os.listdir(root) == ["a"]
+
+
+def test_a_seal_comes_while_another_thread_appends(
+    root: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = store.create("a")
+    writer.append(memoryview(b"x"))
+    real = writer._piece_bytes
+
+    def piece_bytes(num_bytes: int) -> int:
+        writer.seal()
+        return real(num_bytes)
+
+    monkeypatch.setattr(writer, "_piece_bytes", piece_bytes)
+    with pytest.raises(StorageError, match="sealed already"):
+        writer.append(memoryview(b"y"))
+    writer.abort()
+    assert content(store, "a") == b"x"
 
 
 def test_A24_a_device_is_not_even_opened(root: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.store_contract import TIMEOUT_S, leftovers, listing, race
 from tests.kit.mounts import mounted
 from tests.kit.processes import run_script
+from tests.kit.store_checks import TIMEOUT_S, leftovers, listing, race
 from tests.kit.wrapping import content, put
 from tidegate.storage import LocalStore, ObjectExistsError, StorageError, StoreIOError, StoreTimeoutError
 from tidegate.storage.aligned import aligned_buffer
