@@ -76,18 +76,40 @@ def _merge(planes: Sequence[NDArray[np.unsignedinteger]], out: NDArray[np.unsign
         np.copyto(out, planes[0])
         return
     half = len(planes) // 2
-    dtype = _UNSIGNED[2 * half]
-    high, low = planes[0], planes[1]
-    if half > 1:
-        high, low = np.empty((2, out.size), dtype=_UNSIGNED[half])
-        _merge(planes[:half], high)
-        _merge(planes[half:], low)
-    np.left_shift(high, dtype.type(8 * half), out=out, dtype=dtype)
-    np.bitwise_or(out, low, out=out)
+    high, low = _merged(planes[:half]), _merged(planes[half:])
+    if high.strides[0]:
+        np.copyto(out, high)
+        _shift_left(out, 8 * half, out)
+        np.bitwise_or(out, low, out=out)
+        return
+    np.copyto(out, low)
+    if high[0]:
+        np.bitwise_or(out, out.dtype.type(int(high[0]) << 8 * half), out=out)
+
+
+def _merged(planes: Sequence[NDArray[np.unsignedinteger]]) -> NDArray[np.unsignedinteger]:
+    """Return some planes as one array of wider words; of stride 0 if all of them have it."""
+    if len(planes) == 1:
+        return planes[0]
+    size = planes[0].size
+    varied = any(plane.strides[0] for plane in planes)
+    merged = np.empty(size if varied else 1, dtype=_UNSIGNED[len(planes)])
+    _merge([plane[: merged.size] for plane in planes], merged)
+    return np.broadcast_to(merged, size)
+
+
+def _shift_left(values: NDArray[np.unsignedinteger], num_bits: int, out: NDArray[np.unsignedinteger]) -> None:
+    dtype = values.dtype
+    if dtype.itemsize == 2:
+        # NumPy multiplies these twice as fast as it shifts them; wider ones it does not.
+        np.multiply(values, dtype.type(1 << num_bits), out=out)
+    else:
+        np.left_shift(values, dtype.type(num_bits), out=out)
 
 
 def _rotate_right(values: NDArray[np.unsignedinteger]) -> None:
     dtype = values.dtype
-    sign = np.left_shift(values, dtype.type(8 * dtype.itemsize - 1))
+    sign = np.empty_like(values)
+    _shift_left(values, 8 * dtype.itemsize - 1, sign)
     np.right_shift(values, dtype.type(1), out=values)
     np.bitwise_or(values, sign, out=values)

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from .base import CODEC_VERSIONS, ZSTD_CODEC, FrameHeader
 from .blocked import (
-    MAX_BLOCK_BYTES,
     BlockKind,
-    BlockTable,
     blocks_start,
     check_padding,
     pack_table,
@@ -21,9 +19,9 @@ from .blocked import (
     parse_body,
     raw_block_sizes,
 )
-from .errors import CorruptionError
-from .planes import extract_plane, join_planes
+from .planes import extract_plane
 from .words import WordType
+from .zstd_decode import decode_blocks
 
 BLOCK_BYTES = 1 << 18
 """Raw bytes of a block that this codec writes; it reads any that FRAME.md allows."""
@@ -48,7 +46,7 @@ def _parameters(hash_log: int, min_match: int) -> zstandard.ZstdCompressionParam
 
 
 class _Contexts(threading.local):
-    """The zstandard objects of one thread; they cannot be shared."""
+    """The compressors of one thread; they cannot be shared."""
 
     def __init__(self) -> None:
         # Exponents have few values and no repeats: the matches that a larger table finds are short, cost more than
@@ -57,7 +55,6 @@ class _Contexts(threading.local):
         self.mantissas = zstandard.ZstdCompressor(compression_params=_parameters(14, 7))
         self.integers = zstandard.ZstdCompressor(compression_params=_parameters(10, 7))
         self.octets = zstandard.ZstdCompressor(compression_params=_parameters(14, 6))
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BLOCK_BYTES)
 
     def compressor(self, word: WordType, plane: int) -> zstandard.ZstdCompressor:
         if word.itemsize == 1:
@@ -127,15 +124,10 @@ class ZstdCodec:
         return body.end
 
     def decode_body(self, header: FrameHeader, body: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-        """Check the whole table, then decode block after block."""
+        """Check the whole table and all padding, then decode."""
         table = parse_body(header, body)
         check_padding(table, body)
-        num_planes = table.num_planes
-        per_plane = table.kinds.size // num_planes
-        stride = table.block_bytes * num_planes
-        for index in range(per_plane):
-            planes = [_decode_block(table, body, plane * per_plane + index) for plane in range(num_planes)]
-            join_planes(planes, header.word, out[index * stride : (index + 1) * stride])
+        decode_blocks(table, header.word, body, out)
 
 
 def _put_strip(body: _Body, strip: NDArray[np.uint8], word: WordType, plane: int) -> bool:
@@ -176,23 +168,3 @@ def _looks_random(strip: NDArray[np.uint8]) -> bool:
     counts = np.bincount(sample.ravel(), minlength=256)
     expected = sample.size / 256
     return float(np.square(counts - expected).sum()) / expected < 400
-
-
-def _decode_block(table: BlockTable, body: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
-    start, raw_bytes = int(table.offsets[index]), int(table.raw_sizes[index])
-    stored = body[start : start + int(table.stored_bytes[index])]
-    if table.kinds[index] == BlockKind.STORED:
-        return stored
-    if table.kinds[index] == BlockKind.CONSTANT:
-        return np.broadcast_to(stored, raw_bytes)
-    try:
-        # zstandard allocates what the frame says, so ask that first; -1 is a frame that does not say.
-        promised = zstandard.frame_content_size(stored.data)
-        if promised not in (-1, raw_bytes):
-            raise CorruptionError(f"block {index} would decode to {promised} bytes instead of {raw_bytes}")
-        decoded = _contexts.decompressor.decompress(stored.data, max_output_size=raw_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as exc:
-        raise CorruptionError(f"block {index} is no Zstandard frame of {raw_bytes} bytes: {exc}") from exc
-    if len(decoded) != raw_bytes:
-        raise CorruptionError(f"block {index} decodes to {len(decoded)} bytes instead of {raw_bytes}")
-    return np.frombuffer(decoded, dtype=np.uint8)

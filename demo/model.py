@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 
-CONTEXT = 64
-WIDTH = 256
-NUM_LAYERS = 4
-NUM_HEADS = 4
-BATCH = 8
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the model and its batches are."""
+
+    width: int
+    num_layers: int
+    num_heads: int
+    context: int
+    batch: int
+
+
+SIZES: Mapping[str, Size] = {"small": Size(256, 4, 4, 64, 8), "tiny": Size(32, 2, 2, 16, 4)}
 
 
 class Block(nn.Module):
     """One transformer layer. Input and output: (batch, context, width)."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        width = size.width
+        self.num_heads = size.num_heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, length, 3, NUM_HEADS, -1).permute(2, 0, 3, 1, 4)
+        batch, length, width = x.shape
+        heads = self.qkv(self.norm1(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
     """Bytes in, logits over the next byte out. The head is tied to the embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(NUM_LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.embed, self.place = nn.Embedding(256, size.width), nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.num_layers))
+        self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, 256, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -66,12 +79,14 @@ class Trainer:
 
     Args:
         device: Where to train.
+        size: How large the model is.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: Size) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = GPT().to(device, torch.bfloat16)
+        self.size = size
+        self.model = GPT(size).to(device, torch.bfloat16)
         self.master = [p.detach().float().requires_grad_() for p in self.model.parameters()]
         self.optimizer = torch.optim.AdamW(self.master, lr=3e-4, betas=(0.9, 0.95))
         self.text = read_text()
@@ -80,9 +95,10 @@ class Trainer:
 
     def train_step(self) -> float:
         """Do one step and return its loss. The same state gives the same step, bit for bit."""
-        starts = torch.randint(len(self.text) - CONTEXT - 1, (BATCH,), generator=self.picks)
-        windows = torch.stack([self.text[s : s + CONTEXT + 1] for s in starts.tolist()]).long().to(self.device)
-        logits = self.model(windows[:, :-1])
+        length = self.size.context + 1
+        starts = torch.randint(len(self.text) - length, (self.size.batch,), generator=self.picks)
+        windows = torch.stack([self.text[s : s + length] for s in starts.tolist()]).long().to(self.device)
+        logits = self._logits(windows[:, :-1])
         loss = functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
         self.model.zero_grad()
         loss.backward()
@@ -114,3 +130,10 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         self.picks.set_state(state["picks"])  # type: ignore[arg-type]
         self.step = state["step"]  # type: ignore[assignment]
+
+    def _logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.device.type != "cpu":
+            return self.model(tokens)
+        # A CPU without bf16 units takes 40 times as long in bf16: there the bf16 weights are computed with as fp32.
+        weights = {name: weight.float() for name, weight in self.model.named_parameters()}
+        return functional_call(self.model, weights, (tokens,))

@@ -1,6 +1,6 @@
-"""The training script of the demo: what a user would write. Resumes from the newest committed checkpoint, if there is one.
+"""The training script of the demo: what a user would write. Resumes from the newest checkpoint, if there is one.
 
-    python -m demo.train ROOT --steps 60 --save-every 10
+    python -m demo.train ROOT --steps 60 --save-every 10 [--size small]
 """
 
 from __future__ import annotations
@@ -8,20 +8,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import torch
 
 import tidegate
 
-from .model import Trainer
+from .model import SIZES, Size, Trainer
 
 
-def train(root: Path, num_steps: int, save_every: int, log: Path | None) -> Trainer:
-    """Train to `num_steps`, saving every few steps; append each save's figures to `log`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def new_trainer(size: Size) -> Trainer:
+    """Make a trainer whose every step is the same, bit for bit, in every run on this machine."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    trainer = Trainer(device)
+    return Trainer(torch.device("cuda" if torch.cuda.is_available() else "cpu"), size)
+
+
+def train(root: Path, size: Size, num_steps: int, save_every: int, log: Path | None) -> Trainer:
+    """Train to `num_steps`, saving every few steps; append each save's figures to `log`."""
+    trainer = new_trainer(size)
     with tidegate.CheckpointEngine(root, keep_last=3) as engine:
         if engine.steps():
             trainer.load_state(engine.load())  # type: ignore[arg-type]
@@ -30,9 +36,8 @@ def train(root: Path, num_steps: int, save_every: int, log: Path | None) -> Trai
             loss = trainer.train_step()
             if trainer.step % save_every == 0:
                 note(log, engine.wait())
-                future = engine.save_async(trainer.state(), step=trainer.step)
+                engine.save_async(trainer.state(), step=trainer.step)
                 print(f"step {trainer.step:>4}  loss {loss:.3f}  saving in the background", flush=True)
-                future.wait_staged()
         note(log, engine.wait())
     return trainer
 
@@ -47,17 +52,18 @@ def note(log: Path | None, report: tidegate.SaveReport | None) -> None:
 
 
 def main() -> None:
-    """Parse the command line and train."""
+    """Parse the command line, train, and write the result as one file beside the root."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--log", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    trainer = train(args.root, args.steps, args.save_every, args.log)
-    tidegate.save({"master": trainer.master, "model": trainer.model.state_dict()}, args.root.parent / f"{args.root.name}.tg")
+    trainer = train(args.root, SIZES[args.size], args.steps, args.save_every, args.log)
+    tidegate.save(trainer.state(), args.root.parent / f"{args.root.name}.tg")
 
 
 if __name__ == "__main__":

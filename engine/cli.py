@@ -101,7 +101,8 @@ def _gc(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace) -> tuple[Store, Manifest, LoadPlan]:
     path = Path(args.root)
     if path.is_file():
-        store: Store = open_store(path.absolute().parent)
+        path = path.resolve()  # a link that the caller names is the caller's own; stores follow none
+        store: Store = open_store(path.parent)
         try:
             index = read_index(store, path.name)
         except (StorageError, ValueError) as exc:

@@ -109,8 +109,9 @@ class CheckpointEngine:
         """Snapshot a state and save it in the background.
 
         Returns when the state may change again; in lazy mode, when it may change inside the fence. Blocks for the
-        snapshot, and for the save before this one where `on_busy` is "wait". Safe in a signal handler; there it is
-        refused if it interrupted a `save_async`.
+        snapshot, and for the save before this one where `on_busy` is "wait". Never deadlocks in a signal handler: one
+        that has interrupted `save_async` is refused. A handler sees the state as it finds it, also between two
+        tensors of an `optimizer.step()`; to save whole steps only, let it set a flag for the loop.
 
         Args:
             state: Any nesting of dicts, lists, tuples, namedtuples and dataclasses with tensors, NumPy arrays and
@@ -129,17 +130,11 @@ class CheckpointEngine:
         self._check_usable()
         step = _checked_step(step)
         metadata = _checked_metadata(metadata)
-        if self._saving_thread == threading.get_ident():
-            raise SaveError(
-                "save_async was called by a signal handler that interrupted save_async; let the handler set a flag, "
-                "and save when the training loop sees it",
-                stage="stage",
-            )
+        self._check_not_inside_save()
         if self._driver.is_busy and self._options.on_busy != "wait":
             return self._refuse(step)
-        self._settle(None)
-        self._saving_thread = threading.get_ident()
         try:
+            self._settle_and_lock()
             job = self._describe(state, step, overwrite, metadata)
             self._begin(job, overwrite)
         finally:
@@ -204,6 +199,7 @@ class CheckpointEngine:
         """
         if self._is_closed:
             return
+        self._check_not_inside_save()
         try:
             if self._pid == os.getpid():
                 self._settle(None)
@@ -273,7 +269,25 @@ class CheckpointEngine:
         future.set_running_or_notify_cancel()
         return future
 
+    def _settle_and_lock(self) -> None:
+        """Wait until no save is in flight, and let none begin on this thread but ours."""
+        while True:
+            self._settle(None)
+            self._saving_thread = threading.get_ident()
+            if not self._driver.is_busy:
+                return
+            self._saving_thread = None  # a signal handler has begun one between those lines
+
+    def _check_not_inside_save(self) -> None:
+        if self._saving_thread == threading.get_ident():
+            raise SaveError(
+                "a signal handler that interrupted save_async cannot save or wait, for that save cannot go on before "
+                "it returns; let it set a flag, and save when the training loop sees it",
+                stage="stage",
+            )
+
     def _settle(self, timeout_s: float | None) -> None:
+        self._check_not_inside_save()
         for note in self._driver.settle(timeout_s):
             warnings.warn(note, CheckpointWarning, stacklevel=3)
 

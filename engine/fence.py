@@ -30,8 +30,7 @@ class Fence:
 
     def wait(self) -> None:
         """Block until the save in flight has read everything that it reads in place."""
-        job = self._current_job()
-        if job is not None and not job.future.is_staged:
+        while (job := self._current_job()) is not None and not job.future.is_staged:
             start_s = time.perf_counter()
             job.future.wait_staged()
             job.fence_s += time.perf_counter() - start_s

@@ -13,6 +13,7 @@ import torch
 from .buffers import HostBuffer
 from .commit import CommitRecord
 from .errors import TornSnapshotError, WaitTimeoutError
+from .latch import Latch
 from .plan import Chunk, SavePlan
 from .report import SaveReport, Timeline
 from .sources import ExtentSource, version_of
@@ -29,12 +30,51 @@ class SaveFuture(Future[SaveReport]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._staged = threading.Event()
+        self._staged = Latch()
+        self._ended = Latch()
 
     @property
     def is_staged(self) -> bool:
         """Whether the state may change."""
         return self._staged.is_set()
+
+    # Future's own methods hold a lock that the background thread needs to end the save. A signal handler that
+    # interrupts one of them and saves would wait for that thread for ever; so these take it only when all is over.
+
+    def done(self) -> bool:
+        """Whether the save has ended."""
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Block until the save has ended, and return its report; see `concurrent.futures.Future.result`."""
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until the save has ended, and return its failure; see `concurrent.futures.Future.exception`."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Return False: a save that has begun cannot be cancelled."""
+        was_cancelled = super().cancel()
+        if was_cancelled:
+            self._ended.set()
+        return was_cancelled
+
+    def set_result(self, result: SaveReport) -> None:
+        """End it well; not for callers."""
+        super().set_result(result)
+        self._ended.set()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End it badly; not for callers."""
+        super().set_exception(exception)
+        self._ended.set()
+
+    def _await(self, timeout: float | None) -> None:
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the save has not ended after {timeout} s; it goes on, ask again")
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Block until the state may change again: everything is copied, or the save has failed.
@@ -112,7 +152,7 @@ class SaveJob:
         self.plan = plan
         self.metadata = metadata
         self.future = SaveFuture()
-        self.finished = threading.Event()
+        self.finished = Latch()
         self.timeline = Timeline()
         self.notes: list[str] = []
         self.modes: set[str] = set()
@@ -129,7 +169,7 @@ class SaveJob:
         self._live: list[tuple[ExtentSource, tuple[int, ...]]] = []
         self._live_lock = threading.RLock()
         self._is_staging = True
-        self._may_start = threading.Event()
+        self._may_start = Latch()
         self._versions = [version_of(tensor) for tensor in table.tensors]
 
     def put(self, staged: StagedChunk) -> None:

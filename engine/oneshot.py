@@ -122,7 +122,7 @@ def _open(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
     if "://" in text:
         root, _, key = text.rpartition("/")
         return open_store(root), key
-    path = Path(os.path.abspath(text))
+    path = Path(os.path.realpath(text))  # a link that the caller names is the caller's own; stores follow none
     return open_store(path.parent), path.name
 
 

@@ -1,0 +1,115 @@
+"""Reading the zstd codec's body on the CPU, strip by strip, however short its blocks are. FRAME.md gives the bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from .blocked import MAX_BLOCK_BYTES, BlockKind, BlockTable
+from .errors import CorruptionError
+from .planes import join_planes
+from .words import WordType
+
+# Bytes of every plane that are joined at a time: what NumPy costs a call does not add up over the short blocks that a
+# GPU writes, and a strip stays in the caches between its decoding and its joining.
+_STRIP_BYTES = 1 << 18
+
+
+class _Contexts(threading.local):
+    """The decompressor of one thread; it cannot be shared."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BLOCK_BYTES)
+
+
+_contexts = _Contexts()
+
+
+def decode_blocks(table: BlockTable, word: WordType, body: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Decode all blocks and join their planes. Blocks; the heavy part runs without the GIL.
+
+    Args:
+        table: The body's table, checked.
+        word: What one value is; it has table.num_planes bytes.
+        body: uint8[body_bytes], contiguous.
+        out: uint8[raw_bytes], contiguous, not overlapping `body`; undefined after an error.
+
+    Raises:
+        CorruptionError: If a coded block is not exactly one Zstandard frame of the block's raw bytes.
+    """
+    num_planes = table.num_planes
+    per_plane = table.kinds.size // num_planes
+    step = max(_STRIP_BYTES // table.block_bytes, 1)
+    stride = table.block_bytes * num_planes
+    # Not touched where one block fills a strip: its plane is read where it lies.
+    scratch = np.empty((num_planes, min(_STRIP_BYTES, out.size // num_planes)), dtype=np.uint8)
+    for begin in range(0, per_plane, step):
+        strip = out[begin * stride : (begin + step) * stride]
+        end = min(begin + step, per_plane)
+        rooms = [strip] if num_planes == 1 else scratch[:, : strip.size // num_planes]
+        planes = [
+            _read_strip(table, body, plane * per_plane + begin, plane * per_plane + end, rooms[plane])
+            for plane in range(num_planes)
+        ]
+        if planes[0] is not strip:
+            join_planes(planes, word, strip)
+
+
+def _read_strip(
+    table: BlockTable, body: NDArray[np.uint8], first: int, last: int, room: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Return the blocks first … last - 1, of one plane: as they lie or, if they do not lie together, in `room`."""
+    end = 0
+    for piece in _pieces(table, body, first, last):
+        if piece.size == room.size:
+            return piece
+        # At once, while it is in the first-level cache and before zstandard needs more memory for the next.
+        room[end : end + piece.size] = piece
+        end += piece.size
+    return room
+
+
+def _pieces(table: BlockTable, body: NDArray[np.uint8], first: int, last: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield what the blocks first … last - 1 decode to: an array for each coded one and for each run of others."""
+    columns = (table.kinds, table.offsets, table.stored_bytes, table.raw_sizes)
+    rows = zip(*(column[first:last].tolist() for column in columns), strict=True)
+    index = first
+    for kind, run in groupby(rows, key=itemgetter(0)):
+        blocks = list(run)
+        _, start, _, _ = blocks[0]
+        if kind == BlockKind.STORED:
+            # They lie back to back: none but the last of a plane has padding.
+            _, offset, stored_bytes, _ = blocks[-1]
+            yield body[start : offset + stored_bytes]
+        elif kind == BlockKind.CODED:
+            for i, (_, offset, stored_bytes, raw_bytes) in enumerate(blocks, index):
+                yield _decode_block(body.data[offset : offset + stored_bytes], raw_bytes, i)
+        else:
+            yield _repeat(body[[offset for _, offset, _, _ in blocks]], [raw_bytes for *_, raw_bytes in blocks])
+        index += len(blocks)
+
+
+def _repeat(octets: NDArray[np.uint8], counts: list[int]) -> NDArray[np.uint8]:
+    if (octets == octets[0]).all():
+        return np.broadcast_to(octets[:1], sum(counts))
+    return np.repeat(octets, counts)
+
+
+def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> NDArray[np.uint8]:
+    try:
+        # zstandard allocates what the frame says, so ask that first; -1 is a frame that does not say.
+        promised = zstandard.frame_content_size(coded)
+        if promised not in (-1, raw_bytes):
+            raise CorruptionError(f"block {index} would decode to {promised} bytes instead of {raw_bytes}")
+        decoded = _contexts.decompressor.decompress(coded, max_output_size=raw_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as exc:
+        raise CorruptionError(f"block {index} is no Zstandard frame of {raw_bytes} bytes: {exc}") from exc
+    if len(decoded) != raw_bytes:
+        raise CorruptionError(f"block {index} decodes to {len(decoded)} bytes instead of {raw_bytes}")
+    return np.frombuffer(decoded, dtype=np.uint8)
