@@ -95,7 +95,7 @@ def _merged(planes: Sequence[NDArray[np.unsignedinteger]]) -> NDArray[np.unsigne
     varied = any(plane.strides[0] for plane in planes)
     merged = np.empty(size if varied else 1, dtype=_UNSIGNED[len(planes)])
     _merge([plane[: merged.size] for plane in planes], merged)
-    return np.broadcast_to(merged, size)
+    return merged if varied else np.broadcast_to(merged, size)
 
 
 def _shift_left(values: NDArray[np.unsignedinteger], num_bits: int, out: NDArray[np.unsignedinteger]) -> None:

@@ -47,36 +47,39 @@ def decode_blocks(table: BlockTable, word: WordType, body: NDArray[np.uint8], ou
     per_plane = table.kinds.size // num_planes
     step = max(_STRIP_BYTES // table.block_bytes, 1)
     stride = table.block_bytes * num_planes
-    # Not touched where one block fills a strip: its plane is read where it lies.
+    # A longer block is a strip of its own and needs no room.
     scratch = np.empty((num_planes, min(_STRIP_BYTES, out.size // num_planes)), dtype=np.uint8)
     for begin in range(0, per_plane, step):
         strip = out[begin * stride : (begin + step) * stride]
-        end = min(begin + step, per_plane)
-        rooms = [strip] if num_planes == 1 else scratch[:, : strip.size // num_planes]
-        planes = [
-            _read_strip(table, body, plane * per_plane + begin, plane * per_plane + end, rooms[plane])
-            for plane in range(num_planes)
-        ]
+        num_values = strip.size // num_planes
+        rooms = [strip] if num_planes == 1 else list(scratch[:, :num_values])
+        planes = []
+        for plane, room in enumerate(rooms):
+            first = plane * per_plane + begin
+            last = min(first + step, (plane + 1) * per_plane)
+            planes.append(_gather(_pieces(table, body, first, last), num_values, room))
         if planes[0] is not strip:
             join_planes(planes, word, strip)
 
 
-def _read_strip(
-    table: BlockTable, body: NDArray[np.uint8], first: int, last: int, room: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """Return the blocks first … last - 1, of one plane: as they lie or, if they do not lie together, in `room`."""
-    end = 0
-    for piece in _pieces(table, body, first, last):
-        if piece.size == room.size:
-            return piece
-        # At once, while it is in the first-level cache and before zstandard needs more memory for the next.
-        room[end : end + piece.size] = piece
-        end += piece.size
+def _gather(pieces: Iterator[bytes | NDArray[np.uint8]], num_bytes: int, room: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return all pieces in a row: the only one as it lies; if there are more, `room`, which they fill."""
+    place, copied = room.data, 0
+    for piece in pieces:
+        if len(piece) == num_bytes:
+            return np.frombuffer(piece, dtype=np.uint8) if isinstance(piece, bytes) else piece
+        end = copied + len(piece)
+        if isinstance(piece, bytes):
+            # Short, and many: a memoryview copies one in the time that NumPy takes to start.
+            place[copied:end] = piece
+        else:
+            room[copied:end] = piece
+        copied = end
     return room
 
 
-def _pieces(table: BlockTable, body: NDArray[np.uint8], first: int, last: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield what the blocks first … last - 1 decode to: an array for each coded one and for each run of others."""
+def _pieces(table: BlockTable, body: NDArray[np.uint8], first: int, last: int) -> Iterator[bytes | NDArray[np.uint8]]:
+    """Yield what the blocks first … last - 1 decode to: bytes for each coded one, an array for each run of others."""
     columns = (table.kinds, table.offsets, table.stored_bytes, table.raw_sizes)
     rows = zip(*(column[first:last].tolist() for column in columns), strict=True)
     index = first
@@ -101,7 +104,7 @@ def _repeat(octets: NDArray[np.uint8], counts: list[int]) -> NDArray[np.uint8]:
     return np.repeat(octets, counts)
 
 
-def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> NDArray[np.uint8]:
+def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> bytes:
     try:
         # zstandard allocates what the frame says, so ask that first; -1 is a frame that does not say.
         promised = zstandard.frame_content_size(coded)
@@ -112,4 +115,4 @@ def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> NDArray[np.u
         raise CorruptionError(f"block {index} is no Zstandard frame of {raw_bytes} bytes: {exc}") from exc
     if len(decoded) != raw_bytes:
         raise CorruptionError(f"block {index} decodes to {len(decoded)} bytes instead of {raw_bytes}")
-    return np.frombuffer(decoded, dtype=np.uint8)
+    return decoded

@@ -192,9 +192,7 @@ def _copy_from_device(chunk: Chunk, sources: Sequence[ExtentSource], out: torch.
         if chunk.is_piece:
             sources[0].copy_to(out, chunk.offset, non_blocking=True)
         else:
-            packed = torch.empty(chunk.num_bytes, dtype=torch.uint8, device=device)
-            gather(sources, packed)
-            out.copy_(packed, non_blocking=True)
+            gather(sources, out, non_blocking=True)
         event = torch.cuda.Event()
         event.record(side)
     return event

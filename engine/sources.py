@@ -18,6 +18,7 @@ _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _SMALL_BYTES = 32 << 10
 _SPILL_BYTES = 64 << 20
+_GROUP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,21 @@ class ExtentSource:
             else:
                 self._gather(out, offset, end, non_blocking)
 
+    def is_whole(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the extent is just its owner's elements in a row, of this dtype and on this device.
+
+        Not for complex32, which few operators take, and not where the elements are not the stored bytes.
+        """
+        owner = self.owner
+        return (
+            owner.dtype == dtype != torch.complex32
+            and self.device == device
+            and owner.nbytes == self.num_bytes
+            and self.packing is None
+            and owner.is_contiguous()
+            and not (owner.is_conj() or owner.is_neg())
+        )
+
     def versions(self) -> tuple[int, ...]:
         """Return the version counter of each owner; one moves when its tensor is changed in place."""
         return (version_of(self.owner), *map(version_of, self.more_owners))
@@ -177,22 +193,24 @@ def _boxes(view: torch.Tensor, first: int, end: int) -> Iterator[torch.Tensor]:
         yield from _boxes(view[bottom], 0, tail)
 
 
-def gather(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+def gather(sources: Sequence[ExtentSource], out: torch.Tensor, *, non_blocking: bool = False) -> None:
     """Copy whole extents back to back.
 
-    Blocks where `out` is on the CPU; otherwise the copies are queued on the current stream.
+    Blocks where `out` is on the CPU; otherwise the copies are queued on the current stream. From a GPU to the CPU it
+    takes at most 1 MiB of device memory for a moment.
 
     Args:
         sources: Extents of one device.
         out: Shape (sum of their bytes,), uint8, contiguous, any device.
+        non_blocking: From a GPU into pinned memory: only queue the copies.
     """
     total_bytes = sum(source.num_bytes for source in sources)
     if out.dtype != torch.uint8 or out.numel() != total_bytes or not out.is_contiguous():
         raise InternalError(f"{total_bytes} bytes cannot go into {out.numel()} elements of {out.dtype}")
     with torch.no_grad():
         if out.device.type == "cpu":
-            if len(sources) > 1 and sources[0].device.type == "cuda":
-                _gather_through_device(sources, out)
+            if sources and sources[0].device.type == "cuda":
+                _gather_through_device(sources, out, non_blocking)
             else:
                 _gather_on_cpu(sources, out)
         else:
@@ -216,19 +234,50 @@ def _gather_on_cpu(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
         done += num_bytes
 
 
-def _gather_through_device(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
-    """Gather where the extents are and bring them over in one copy; one by one if there is no room for that."""
+def _gather_through_device(sources: Sequence[ExtentSource], out: torch.Tensor, non_blocking: bool) -> None:
+    """Bring large extents over one by one, and small ones gathered on their device in groups of at most 1 MiB."""
+    group: list[ExtentSource] = []
+    done = group_bytes = 0
+
+    def flush() -> None:
+        nonlocal group, group_bytes
+        if group:
+            _bring_group(group, out[done - group_bytes : done], non_blocking)
+        group, group_bytes = [], 0
+
+    for source in sources:
+        is_large = source.num_bytes > _GROUP_BYTES // 4 or source.packing is not None
+        if is_large or group_bytes + source.num_bytes > _GROUP_BYTES:
+            flush()
+        if is_large:
+            source.copy_to(out[done : done + source.num_bytes], non_blocking=non_blocking)
+        else:
+            group.append(source)
+            group_bytes += source.num_bytes
+        done += source.num_bytes
+    flush()
+
+
+def _bring_group(group: Sequence[ExtentSource], out: torch.Tensor, non_blocking: bool) -> None:
     try:
-        gathered = torch.empty(out.numel(), dtype=torch.uint8, device=sources[0].device)
+        gathered = torch.empty(out.numel(), dtype=torch.uint8, device=group[0].device)
     except torch.OutOfMemoryError:
-        _gather_on_cpu(sources, out)
+        pieces = torch.split_with_sizes(out, [source.num_bytes for source in group])
+        for source, piece in zip(group, pieces, strict=True):
+            source.copy_to(piece, non_blocking=non_blocking)
         return
-    _gather_on_device(sources, gathered)
-    out.copy_(gathered)
+    _gather_on_device(group, gathered)
+    out.copy_(gathered, non_blocking=non_blocking)
 
 
 def _gather_on_device(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
-    """Copy in few kernels: the widest elements that all lengths and places allow, one foreach call."""
+    """Copy in few kernels: whole tensors of one dtype as they are; else the widest elements that all places allow."""
+    dtype = sources[0].owner.dtype if sources else torch.uint8
+    if out.data_ptr() % dtype.itemsize == 0 and all(source.is_whole(dtype, out.device) for source in sources):
+        owners = [source.owner for source in sources]
+        flat = [owner if owner.dim() == 1 else owner.view(-1) for owner in owners]
+        torch._foreach_copy_(torch.split_with_sizes(out.view(dtype), [t.numel() for t in flat]), flat)
+        return
     size = _common_itemsize(sources, out)
     carrier = _CARRIERS[size]
     slices: list[torch.Tensor] = []

@@ -83,7 +83,9 @@ def test_A06_room_ends_at_every_point_of_a_save() -> None:
         engine.save_async(noise(4 * CHUNK, 2), step=2).result(60)
     second_bytes = whole.used_bytes - first_bytes
     num_failed = 0
-    for room_bytes in (0, 1, CHUNK, 3 * CHUNK, *range(second_bytes - 3 * CHUNK // 2, second_bytes + 8, 701)):
+    rough = range(second_bytes - 3 * CHUNK // 2, second_bytes - 1500, 8191)
+    fine = range(second_bytes - 1500, second_bytes + 8, 101)  # around the manifest and the commit record
+    for room_bytes in (0, 1, CHUNK, 3 * CHUNK, *rough, *fine):
         store = FullStore(MemoryStore())
         with tidegate.CheckpointEngine(store, chunk_bytes=CHUNK, codec="raw") as engine:
             engine.save_async(noise(4 * CHUNK, 1), step=1).result(60)

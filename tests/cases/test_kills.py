@@ -19,7 +19,7 @@ import torch
 import tidegate
 from tests.kit.bits import assert_same_bits
 from tests.kit.children import FORKS, await_true, command_line, forked, run_forked
-from tests.kit.killing import KillMoment, KillStore
+from tests.kit.killing import KillMoment, KillStore, die_before_file_change
 from tests.kit.states import filled
 from tests.kit.stores import RecordingStore, SlowStore, WrappedStore
 from tidegate import cli
@@ -84,9 +84,16 @@ def assert_only_checkpoints(root: Path, steps: list[int]) -> None:
 # A05: killed in mid-write
 
 
-def save_second(root: Path, nth: int, moment: KillMoment, overwrite: bool, host_budget_bytes: int | None) -> None:
-    """Save over an existing checkpoint, and die at a change of the store."""
-    store = KillStore(local(root), nth, moment)
+Moment = Literal["torn append", "store change", "file change"]
+
+
+def save_second(root: Path, nth: int, moment: Moment, overwrite: bool, host_budget_bytes: int | None) -> None:
+    """Save over an existing checkpoint, and die at the nth moment of that kind."""
+    store: Store = local(root)
+    if moment == "file change":
+        die_before_file_change(nth)
+    else:
+        store = KillStore(store, nth, "torn" if moment == "torn append" else "after")
     step = 1 if overwrite else 2
     with tidegate.CheckpointEngine(
         store, chunk_bytes=CHUNK, keep_last=1, codec="raw", host_budget_bytes=host_budget_bytes
@@ -94,9 +101,9 @@ def save_second(root: Path, nth: int, moment: KillMoment, overwrite: bool, host_
         engine.save_async(state_of(2), step=step, overwrite=overwrite)
 
 
-@pytest.mark.parametrize("moment", ["torn", "after"])
-def test_A05_killed_at_every_failpoint(tmp_path: Path, moment: KillMoment, capsys: pytest.CaptureFixture[str]) -> None:
-    """Failpoints: each create, append, seal, manifest, commit record and deletion, until one run comes to its end."""
+@pytest.mark.parametrize("moment", ["torn append", "file change"])
+def test_A05_killed_at_every_failpoint(tmp_path: Path, moment: Moment, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the middle of each append, and before each create, link, rename and removal, until a run comes to its end."""
     newest = []
     for nth in itertools.count(1):
         root = tmp_path / str(nth)
@@ -130,7 +137,7 @@ def test_A05_killed_while_the_state_is_still_being_staged(tmp_path: Path) -> Non
     for nth in (2, 3, 5):
         root = tmp_path / str(nth)
         save_steps(local(root), [1])
-        assert run_forked(save_second, root, nth, "after", False, 8 * CHUNK) == -9
+        assert run_forked(save_second, root, nth, "store change", False, 8 * CHUNK) == -9
         assert check_newest(root, {1}) == 1
 
 
@@ -139,7 +146,7 @@ def test_A05_killed_while_a_step_is_replaced(tmp_path: Path) -> None:
     for nth in itertools.count(1):
         root = tmp_path / str(nth)
         save_steps(local(root), [1])
-        code = run_forked(save_second, root, nth, "after", True, None)
+        code = run_forked(save_second, root, nth, "file change", True, None)
         with tidegate.CheckpointEngine(local(root)) as engine:
             assert engine.steps() == [1]
             state = engine.load()

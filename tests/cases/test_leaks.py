@@ -16,8 +16,8 @@ from tests.kit.children import run_forked
 from tidegate.storage.local import LocalStore
 
 MIB = 1 << 20
-SIZES = (16 * MIB, 10 * MIB, 12 * MIB)
-HOST_BUDGET_BYTES = 48 * MIB
+SIZES = (8 * MIB, 5 * MIB, 6 * MIB)
+HOST_BUDGET_BYTES = 32 * MIB
 NUM_WARM = 12
 NUM_SAVES = 100
 

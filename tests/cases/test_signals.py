@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import linecache
 import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.kit.stores import GateStore, SlowStore
 from tidegate.storage.local import LocalStore
 
 CHUNK = 1 << 16
+_STEPPED = (os.path.dirname(tidegate.__file__) + os.sep, threading.__file__, concurrent.futures._base.__file__)
 GRACE_S = 20.0
 LAST_STEP = 10**6
 
@@ -124,9 +127,7 @@ class Stepper:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., object] | None:
-        name = frame.f_code.co_filename
-        is_ours = "tidegate" in name or "engine" in name or name.endswith(("threading.py", "futures/_base.py"))
-        return self._line if is_ours and "tests" not in name else None
+        return self._line if frame.f_code.co_filename.startswith(_STEPPED) else None
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Callable[..., object]:
         if event == "line":

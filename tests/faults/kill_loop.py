@@ -82,13 +82,15 @@ def train(root: Path, tell: Callable[[str, int, str], None]) -> None:
 
 
 def clean_up(root: Path, tell: Callable[[str, int, str], None]) -> None:
-    """Load every step that is left, collect garbage, and look at what remains."""
-    with tidegate.CheckpointEngine(root) as engine:
+    """Load every step that is left, save once more in peace, collect garbage, and look at what remains."""
+    with tidegate.CheckpointEngine(root, keep_last=KEEP_LAST, chunk_bytes=CHUNK) as engine:
         for step in engine.steps():
             state = engine.load(step)
             tell(LOADED, state["step"], digest_of(state))  # type: ignore[index]
         newest = engine.load()
         tell(LOADED, newest["step"], digest_of(newest))  # type: ignore[index]
+        engine.save_async(newest, step=newest["step"] + 1)  # type: ignore[index]
+        engine.wait()
         num_steps = len(engine.steps())
     store = LocalStore(root)
     num_leftovers = len(all_keys(store) - held_keys(store))

@@ -1,9 +1,11 @@
-"""A store that ends its own process by SIGKILL at a chosen change, as a failpoint does."""
+"""Failpoints: the process ends itself by SIGKILL at a chosen change of a store, or of the file system."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,12 +18,28 @@ _T = TypeVar("_T")
 _PAGE_BYTES = 4096
 
 KillMoment = Literal["torn", "after"]
+_FILE_CHANGES = frozenset({"os.link", "os.remove", "os.rename", "os.mkdir", "os.rmdir"})
 
 
 def die() -> NoReturn:
     """End this process now: nothing is flushed, no handler runs."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise SystemError("SIGKILL did not kill")
+
+
+def die_before_file_change(nth: int) -> None:
+    """From now on, count what this process does to folders, and die before the nth of those, from 1.
+
+    Counted are new names, links, renames and removals, by any thread; Python itself reports them.
+    """
+    numbers = itertools.count(1)
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        is_change = event in _FILE_CHANGES or (event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT)
+        if is_change and next(numbers) == nth:
+            die()
+
+    sys.addaudithook(hook)
 
 
 class KillStore(WrappedStore):
