@@ -105,6 +105,8 @@ def _repeat(octets: NDArray[np.uint8], counts: list[int]) -> NDArray[np.uint8]:
 
 
 def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> bytes:
+    # One call a block: zstandard's call for many is no faster once its output is copied, and does not say whether
+    # anything follows a frame.
     try:
         # zstandard allocates what the frame says, so ask that first; -1 is a frame that does not say.
         promised = zstandard.frame_content_size(coded)

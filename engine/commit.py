@@ -17,6 +17,7 @@ from tidegate.storage.base import ObjectStat, Store
 from tidegate.storage.errors import ObjectNotFoundError, StoreIOError
 
 from .errors import CorruptCheckpointError
+from .paths import shown
 
 COMMIT_NAME = "COMMIT"
 MANIFEST_NAME = "manifest.json"
@@ -91,13 +92,13 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
         body = fields["tidegate-commit"]
         if fields["xxh3_64"] != _checksum(body):
             raise ValueError("its checksum does not hold")
-        if body["version"] != 1:
-            raise ValueError(f"it is of version {body['version']!r}; this build reads version 1")
+        if type(body["version"]) is not int or body["version"] != 1:
+            raise ValueError(f"it is of version {shown(body['version'])}; this build reads version 1")
         record = CommitRecord(
-            int(body["step"]),
-            int(body["sequence"]),
+            _whole(body["step"]),
+            _whole(body["sequence"]),
             str(body["attempt"]),
-            int(body["manifest_bytes"]),
+            _whole(body["manifest_bytes"]),
             int(body["manifest_digest"], 16),
         )
         if record.step != step or not re.fullmatch(r"[0-9a-f]{8,40}", record.attempt):
@@ -107,6 +108,12 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
             f"COMMIT of step {step} is damaged: {exc}", key=commit_key(step), stage="open"
         ) from exc
     return record
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{shown(value)} is no whole number")
+    return value
 
 
 def read_commit_bytes(store: Store, step: int) -> bytes | None:

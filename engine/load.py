@@ -63,7 +63,7 @@ def load_latest(store: Store, *, map_location: MapLocation = None, into: object 
             except (CorruptCheckpointError, LoadOSError) as exc:
                 if isinstance(exc, LoadOSError) and exc.errno != errno.EIO:
                     raise
-                if _commit_text(store, record.step) != record.dump():
+                if not _is_still_there(store, record):
                     break  # it was replaced or retired while we read: look again
                 failures[record.step] = exc
             else:
@@ -141,6 +141,14 @@ def _commit_text(store: Store, step: int) -> bytes | None:
         return read_commit_bytes(store, step)
     except StorageError as exc:
         raise load_error(exc, f"reading {commit_key(step)}", stage="open") from exc
+
+
+def _is_still_there(store: Store, record: CommitRecord) -> bool:
+    try:
+        text = _commit_text(store, record.step)
+        return text is not None and parse_commit(text, record.step) == record
+    except CorruptCheckpointError:
+        return False
 
 
 def _some(store: Store) -> str:

@@ -11,6 +11,7 @@ from tidegate.codec.words import WordType
 
 from .container import ObjectRecord
 from .errors import CorruptCheckpointError
+from .paths import shown
 from .plan import MAX_CHUNK_BYTES, Chunk
 from .table import StateTable, validate_table
 from .tensors import spec_from_json, spec_to_json
@@ -19,6 +20,8 @@ from .types import JSON
 FORMAT_NAME = "tidegate-manifest"
 FORMAT_VERSION = 1
 KNOWN_FEATURES: frozenset[str] = frozenset()
+_LEAST_BYTES_PER_TENSOR = len('["t",0]')
+"""Each tensor stands in the skeleton once at least, so a short text cannot claim, in a run, a billion of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +82,27 @@ def parse_manifest(text: bytes, key: str) -> Manifest:
         raise _damaged(key, f"it is not JSON ({exc})") from exc
     if not isinstance(fields, dict) or fields.get("format") != FORMAT_NAME:
         raise _damaged(key, "it is not a tidegate manifest")
-    features = fields.get("features")
-    if fields.get("version") != FORMAT_VERSION or not isinstance(features, list) or set(features) - KNOWN_FEATURES:
+    version, features = fields.get("version"), fields.get("features")
+    is_known = isinstance(features, list) and all(isinstance(name, str) and name in KNOWN_FEATURES for name in features)
+    if type(version) is not int or version != FORMAT_VERSION or not is_known:
         raise _damaged(
             key,
-            f"it is of version {fields.get('version')!r} with features {features!r}; this build reads version "
+            f"it is of version {shown(version)} with features {shown(features)}; this build reads version "
             f"{FORMAT_VERSION} with features {sorted(KNOWN_FEATURES)}. Install the tidegate that wrote it",
         )
     try:
-        return _parse_fields(fields, key)
+        return _parse_fields(fields, key, len(text) // _LEAST_BYTES_PER_TENSOR)
     except (KeyError, TypeError, ValueError) as exc:
         raise _damaged(key, f"a field is missing or malformed ({exc!r})") from exc
 
 
-def _parse_fields(fields: dict[str, JSON], key: str) -> Manifest:
-    tensor_spec = _unpack_runs(fields["tensor_spec"], key)
+def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manifest:
+    tensor_spec = _unpack_runs(fields["tensor_spec"], key, max_tensors)
     num_tensors = len(tensor_spec)
     tensor_extent = _ints(fields["tensor_extent"], range(num_tensors))
     tensor_offset = _ints(fields["tensor_offset"], itertools.repeat(0, num_tensors))
-    extent_words = [WordType(number) for number in _unpack_runs(fields["extent_words"], key)]
-    extent_bytes = _unpack_runs(fields["extent_bytes"], key)
+    extent_words = [WordType(number) for number in _unpack_runs(fields["extent_words"], key, max_tensors)]
+    extent_bytes = _unpack_runs(fields["extent_bytes"], key, max_tensors)
     table = StateTable(
         skeleton=fields["state"],
         specs=[spec_from_json(spec) for spec in _list(fields["specs"])],
@@ -156,19 +160,16 @@ def _pack_runs(values: Sequence[int]) -> JSON:
     return {"runs": runs} if len(runs) * 2 < len(values) else list(values)
 
 
-def _unpack_runs(item: JSON, key: str) -> list[int]:
+def _unpack_runs(item: JSON, key: str, max_values: int) -> list[int]:
     if isinstance(item, list):
         return _ints(item, ())
     values: list[int] = []
     for run in _list(_dict(item)["runs"]):
         value, count = (_int(number) for number in _list(run))
-        if count > _MAX_ENTRIES - len(values):
-            raise _damaged(key, f"it claims more than {_MAX_ENTRIES:,} tensors")
+        if count > max_values - len(values):
+            raise _damaged(key, f"it claims more than {max_values:,} tensors or extents, and has no room to name them")
         values.extend(itertools.repeat(value, count))
     return values
-
-
-_MAX_ENTRIES = 20_000_000
 
 
 def _ints(item: JSON, otherwise: Sequence[int] | itertools.repeat[int] | range) -> list[int]:

@@ -45,22 +45,41 @@ def rebuild(skeleton: JSON, tensors: Sequence[torch.Tensor]) -> object:
 
 
 def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
-    """Return the first path of every tensor; "" for one that the skeleton does not reach or in a malformed one."""
+    """Return the first path of every tensor; "" for one that the skeleton does not reach or in a malformed one.
+
+    Of a path longer than 500 characters only the end is returned: a hundred thousand tensors may lie under one long key.
+    """
     paths = [""] * num_tensors
-    stack: list[tuple[str, JSON]] = [("", skeleton)]
+    stack: list[tuple[_Way, JSON]] = [(None, skeleton)]
     while stack:
-        prefix, node = stack.pop()
+        way, node = stack.pop()
         if isinstance(node, list) and tag_of(node) in _INDEX_TAGS:
             index = node[1] if len(node) > 1 else None
             if type(index) is int and 0 <= index < num_tensors and not paths[index]:
-                paths[index] = join_steps([prefix])
+                paths[index] = _spelled(way)
             continue
-        below = [(prefix + step, child) for step, child in children(node)]
+        below = [((way, step), child) for step, child in children(node)]
         stack.extend(reversed(below))
     return paths
 
 
+_Way = tuple["_Way", str] | None
+"""The last step to a place, and the way to where that began."""
+
 _INDEX_TAGS = ("t", "ndarray", "bytes@", "bytearray@")
+_MAX_PATH_CHARS = 500
+
+
+def _spelled(way: _Way) -> str:
+    steps: list[str] = []
+    num_chars = 0
+    while way is not None and num_chars <= _MAX_PATH_CHARS:
+        way, step = way
+        steps.append(step)
+        num_chars += len(step)
+    if num_chars > _MAX_PATH_CHARS:
+        return "…" + "".join(reversed(steps))[-_MAX_PATH_CHARS:]
+    return join_steps(reversed(steps))
 
 
 def tag_of(node: JSON) -> str:

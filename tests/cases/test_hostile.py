@@ -169,11 +169,15 @@ def test_A23_metadata_and_bytes_stay_what_they_are(tmp_path: Path) -> None:
 
 @pytest.fixture
 def outside(tmp_path: Path, root: Path) -> Path:
-    """A folder beside the root that holds a good object of that step: whoever follows a name there, can load it."""
+    """A folder beside the root. Wherever the tests below lead, there is an object as good as the true one."""
     outside = tmp_path / "outside"
-    shutil.copytree(attempt_folder(root, 1), outside / "attempt")
+    attempt = attempt_folder(root, 1)
+    shutil.copytree(attempt, outside / "attempt")
     shutil.copytree(root / step_folder(1), outside / "step")
-    shutil.copy(attempt_folder(root, 1) / "rank-00000.tg", tmp_path / "secret")
+    shutil.copytree(attempt, root / step_folder(2) / attempt.name)
+    shutil.copytree(attempt, f"{attempt}x")
+    for path in (tmp_path / "secret", root / "rank-00000.tg", root / step_folder(1) / "secret"):
+        shutil.copy(attempt / "rank-00000.tg", path)
     return outside
 
 

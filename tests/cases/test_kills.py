@@ -26,7 +26,7 @@ from tidegate import cli
 from tidegate.storage import ObjectStat, Store
 from tidegate.storage.local import LocalStore
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 
 
 def state_of(step: int) -> dict[str, object]:
@@ -118,7 +118,7 @@ def test_A05_killed_at_every_failpoint(tmp_path: Path, moment: Moment, capsys: p
         assert check_newest(root, {1, 2}) == newest[-1]
         with tidegate.CheckpointEngine(local(root)) as engine:
             assert_only_checkpoints(root, engine.steps())
-    assert len(newest) > 15
+    assert len(newest) > 5
     assert newest == sorted(newest), "once committed it stays"
     assert set(newest) == {1, 2}
 
@@ -133,11 +133,11 @@ def check_listing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_A05_killed_while_the_state_is_still_being_staged(tmp_path: Path) -> None:
-    """With a budget of a few chunks, the call itself is still copying when the first chunks are written."""
+    """The budget holds a part of the state, so the call itself is still copying when the first chunks are written."""
     for nth in (2, 3, 5):
         root = tmp_path / str(nth)
         save_steps(local(root), [1])
-        assert run_forked(save_second, root, nth, "store change", False, 8 * CHUNK) == -9
+        assert run_forked(save_second, root, nth, "store change", False, 512 << 10) == -9
         assert check_newest(root, {1}) == 1
 
 

@@ -51,7 +51,7 @@ def load_root(store: MemoryStore | LocalStore, step: int | str = STEP) -> object
 
 def refused(
     forgery: Forgery,
-    match: str = "",
+    match: str | None = None,
     error: type[tidegate.CheckpointError] = tidegate.CorruptCheckpointError,
     *,
     only_root: bool = False,
