@@ -27,7 +27,7 @@ from .errors import (
     StepExistsError,
     UnsupportedStateError,
 )
-from .job import SaveFuture
+from .future import SaveFuture
 from .oneshot import load, save
 from .report import SaveReport
 from .version import __version__

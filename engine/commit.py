@@ -24,6 +24,8 @@ MANIFEST_NAME = "manifest.json"
 MAX_STEP = 10**10 - 1
 _MAX_COMMIT_BYTES = 1 << 16
 _STEP_FOLDER = re.compile(r"step-(\d{10})")
+_ATTEMPT = re.compile("[0-9a-f]{8,40}")
+_DIGEST = re.compile("[0-9a-f]{16}")
 _PLAIN_LEFTOVER = re.compile(r"\.[^/]+\.[0-9a-f]{16}\.partial")
 
 
@@ -97,12 +99,12 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
         record = CommitRecord(
             _whole(body["step"]),
             _whole(body["sequence"]),
-            str(body["attempt"]),
+            _hex(body["attempt"], _ATTEMPT),
             _whole(body["manifest_bytes"]),
-            int(body["manifest_digest"], 16),
+            int(_hex(body["manifest_digest"], _DIGEST), 16),
         )
-        if record.step != step or not re.fullmatch(r"[0-9a-f]{8,40}", record.attempt):
-            raise ValueError("it names another step, or no attempt")
+        if record.step != step:
+            raise ValueError(f"it names step {record.step}")
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CorruptCheckpointError(
             f"COMMIT of step {step} is damaged: {exc}", key=commit_key(step), stage="open"
@@ -113,6 +115,12 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
 def _whole(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{shown(value)} is no whole number")
+    return value
+
+
+def _hex(value: object, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{shown(value)} is not in hex digits, or not in as many as it should be")
     return value
 
 

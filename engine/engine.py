@@ -23,7 +23,8 @@ from .commit import MAX_STEP, committed_steps
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
 from .fence import Fence
-from .job import SaveFuture, SaveJob
+from .future import SaveFuture
+from .job import SaveJob
 from .load import load_latest, load_step
 from .options import OnBusy, Options, Verify
 from .plan import SavePlan, plan_save

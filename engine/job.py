@@ -5,88 +5,20 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
 from .buffers import HostBuffer
 from .commit import CommitRecord
-from .errors import TornSnapshotError, WaitTimeoutError
+from .errors import TornSnapshotError
+from .future import SaveFuture
 from .latch import Latch
 from .plan import Chunk, SavePlan
-from .report import SaveReport, Timeline
+from .report import Timeline
 from .sources import ExtentSource, version_of
 from .table import StateTable
 from .types import JSON
-
-
-class SaveFuture(Future[SaveReport]):
-    """The outcome of one save.
-
-    `result()` blocks until the checkpoint is committed and returns its SaveReport, or raises the SaveError.
-    A save that `on_busy="skip"` skipped is `cancelled()`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._staged = Latch()
-        self._ended = Latch()
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether the state may change."""
-        return self._staged.is_set()
-
-    # Future's own methods hold a lock that the background thread needs to end the save. A signal handler that
-    # interrupts one of them and saves would wait for that thread for ever; so these take it only when all is over.
-
-    def done(self) -> bool:
-        """Whether the save has ended."""
-        return self._ended.is_set()
-
-    def result(self, timeout: float | None = None) -> SaveReport:
-        """Block until the save has ended, and return its report; see `concurrent.futures.Future.result`."""
-        self._await(timeout)
-        return super().result(0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Block until the save has ended, and return its failure; see `concurrent.futures.Future.exception`."""
-        self._await(timeout)
-        return super().exception(0)
-
-    def cancel(self) -> bool:
-        """Return False: a save that has begun cannot be cancelled."""
-        was_cancelled = super().cancel()
-        if was_cancelled:
-            self._ended.set()
-        return was_cancelled
-
-    def set_result(self, result: SaveReport) -> None:
-        """End it well; not for callers."""
-        super().set_result(result)
-        self._ended.set()
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """End it badly; not for callers."""
-        super().set_exception(exception)
-        self._ended.set()
-
-    def _await(self, timeout: float | None) -> None:
-        if not self._ended.wait(timeout):
-            raise TimeoutError(f"the save has not ended after {timeout} s; it goes on, ask again")
-
-    def wait_staged(self, timeout: float | None = None) -> None:
-        """Block until the state may change again: everything is copied, or the save has failed.
-
-        Args:
-            timeout: Seconds; None waits for ever.
-
-        Raises:
-            WaitTimeoutError: It is not staged yet.
-        """
-        if not self._staged.wait(timeout):
-            raise WaitTimeoutError(f"the snapshot is not complete after {timeout} s; the save goes on, wait again")
 
 
 @dataclass(slots=True)
@@ -262,7 +194,7 @@ class SaveJob:
             self.table.sources.clear()
             self._versions.clear()
             self._live.clear()
-        self.future._staged.set()
+        self.future.mark_staged()
 
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
@@ -271,14 +203,14 @@ class SaveJob:
                 self._fail_torn(source.tensor_index)
                 break
         self._live.clear()
-        self.future._staged.set()
+        self.future.mark_staged()
 
     def _fail_torn(self, tensor: int) -> None:
         fqn = self.table.fqn(tensor)
         self.fail(
             TornSnapshotError(
-                f"tensor {fqn} was changed in place while step {self.step} was being read. Nothing was committed. Change "
-                "the state only after save_async has returned and, in lazy mode, inside `with engine.fence():` or "
+                f"tensor {fqn} was changed in place while step {self.step} was being read. Nothing was committed. "
+                "Change the state only after save_async has returned and, in lazy mode, inside `with engine.fence():` or "
                 "through an attached optimizer",
                 fqn=fqn,
                 stage="stage",

@@ -48,7 +48,7 @@ def load_step(store: Store, step: int, *, map_location: MapLocation = None, into
 
 
 def load_latest(store: Store, *, map_location: MapLocation = None, into: object | None = None) -> object:
-    """Load the checkpoint that was committed last and is whole. Blocks. Warns of each damaged one that it passes over."""
+    """Load the checkpoint that was committed last and is whole. Blocks. Warns of each damaged one passed over."""
     num_empty_looks = 0
     for _ in range(_NUM_TRIES):
         try:

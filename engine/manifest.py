@@ -115,6 +115,8 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
     validate_table(table)
     chunks = _parse_chunks(_list(fields["chunks"]), table, key)
     objects = tuple(_parse_object(item) for item in _list(fields["objects"]))
+    if len({item.key for item in objects}) != len(objects):
+        raise _damaged(key, "it names an object twice")
     return Manifest(
         step=_int(fields["step"], minimum=-1),
         attempt=_str(fields["attempt"]),

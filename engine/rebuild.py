@@ -47,7 +47,7 @@ def rebuild(skeleton: JSON, tensors: Sequence[torch.Tensor]) -> object:
 def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
     """Return the first path of every tensor; "" for one that the skeleton does not reach or in a malformed one.
 
-    Of a path longer than 500 characters only the end is returned: a hundred thousand tensors may lie under one long key.
+    Of a path longer than 500 characters only the end is returned: many tensors may lie under one long key.
     """
     paths = [""] * num_tensors
     stack: list[tuple[_Way, JSON]] = [(None, skeleton)]

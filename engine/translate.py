@@ -39,7 +39,8 @@ def save_error(exc: BaseException, what: str, *, stage: str = "write") -> Checkp
     if isinstance(exc, CheckpointError):
         return exc
     if not isinstance(exc, Exception):
-        return _from(SaveError(f"{what} was interrupted by {type(exc).__name__}; nothing was committed", stage=stage), exc)
+        text = f"{what} was interrupted by {type(exc).__name__}; nothing was committed"
+        return _from(SaveError(text, stage=stage), exc)
     message = f"{what} failed, nothing was committed: {exc}"
     key = getattr(exc, "key", "") or ""
     if isinstance(exc, CodecMissing):

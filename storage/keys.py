@@ -15,8 +15,8 @@ _MAX_NAME_BYTES = 160
 def check_key(key: str) -> None:
     """Refuse a key that is not a plain relative name.
 
-    A key is one to 8 parts joined by "/". A part is 1 to 200 bytes of UTF-8, without control characters and backslashes,
-    and is neither "." nor "..".
+    A key is one to 8 parts joined by "/". A part is 1 to 200 bytes of UTF-8, without control characters and
+    backslashes, and is neither "." nor "..".
 
     Raises:
         InvalidKeyError: It names the key and what is wrong with it.

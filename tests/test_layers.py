@@ -59,7 +59,8 @@ def test_no_gpu_package_is_imported_at_import() -> None:
     import subprocess
     import sys
 
-    code = "import sys, tidegate, tidegate.cli; print([m for m in ('cupy', 'nvidia', 'kvikio', 'boto3') if m in sys.modules])"
+    names = ("cupy", "nvidia", "kvikio", "boto3")
+    code = f"import sys, tidegate, tidegate.cli; print([m for m in {names} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

@@ -25,7 +25,8 @@ from tidegate.storage import (
 from tidegate.storage.aligned import aligned_buffer
 
 LENGTHS = (0, 1, 511, 4095, 4096, 4097, 65_536, 100_001)
-BAD_KEYS = ("", "/", "/etc/hostname", "..", "../x", "a/../x", "a/./x", "a//x", "a/", "a\\b", "a\0b", "a\tb", "a\u202eb", "a\n")
+BAD_KEYS = ("", "/", "/etc/hostname", "..", "../x", "a/../x", "a/./x", "a//x", "a/")
+BAD_KEYS += ("a\\b", "a\0b", "a\tb", "a\u202eb", "a\n")
 
 
 def random_bytes(num_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The whole engine on a GPU: every codec in every snapshot mode while training changes the state, budgets, fallbacks."""
+"""The whole engine on a GPU: every codec in every snapshot mode while training changes the state; budgets."""
 
 from __future__ import annotations
 
