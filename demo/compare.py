@@ -1,6 +1,6 @@
 """Compare two files that `tidegate.save` wrote, bit for bit; exit with 1 if anything differs.
 
-    python -m demo.compare A.tg B.tg
+python -m demo.compare A.tg B.tg
 """
 
 from __future__ import annotations

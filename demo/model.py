@@ -55,6 +55,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.num_layers))
         self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, 256, bias=False)
         self.head.weight = self.embed.weight
+        for weight in (self.embed.weight, self.place.weight):
+            nn.init.normal_(weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens) + self.place.weight[: tokens.shape[1]]

@@ -1,6 +1,6 @@
 """The training script of the demo: what a user would write. Resumes from the newest checkpoint, if there is one.
 
-    python -m demo.train ROOT --steps 60 --save-every 10 [--size small]
+python -m demo.train ROOT --steps 60 --save-every 10 [--size small]
 """
 
 from __future__ import annotations

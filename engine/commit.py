@@ -104,7 +104,7 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
             int(_hex(body["manifest_digest"], _DIGEST), 16),
         )
         if record.step != step:
-            raise ValueError(f"it names step {record.step}")
+            raise ValueError(f"it names another step, {record.step}")
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CorruptCheckpointError(
             f"COMMIT of step {step} is damaged: {exc}", key=commit_key(step), stage="open"

@@ -11,6 +11,7 @@ import xxhash
 
 from tidegate.codec.base import HEADER_BYTES, FrameHeader, unpack_header
 from tidegate.codec.digest import digest
+from tidegate.codec.errors import CodecError
 from tidegate.storage.aligned import aligned_buffer
 from tidegate.storage.base import ALIGNMENT_BYTES, ObjectWriter, Store
 
@@ -127,7 +128,10 @@ def _parse_entries(key: str, index: memoryview, frames_end: int) -> tuple[FrameE
     end = 0
     for at in range(0, len(index), ENTRY_BYTES):
         offset, chunk = _ENTRY.unpack_from(index, at)
-        header = unpack_header(index[at + _ENTRY.size : at + ENTRY_BYTES])
+        try:
+            header = unpack_header(index[at + _ENTRY.size : at + ENTRY_BYTES])
+        except CodecError as exc:
+            raise _damaged(key, f"frame {len(entries)} cannot be read: {exc}") from exc
         if offset != end:
             raise _damaged(key, f"frame {len(entries)} lies at {offset}, not at {end} where the one before ends")
         end = offset + header.padded_bytes

@@ -38,8 +38,17 @@ def let_go(driver: Pending) -> None:
     _pending.discard(driver)
 
 
+def _timeout_s() -> float:
+    text = os.environ.get("TIDEGATE_EXIT_TIMEOUT_S", "")
+    try:
+        return float(text) if text else _DEFAULT_TIMEOUT_S
+    except ValueError:
+        print(f"tidegate: TIDEGATE_EXIT_TIMEOUT_S={text!r} is no number; waiting {_DEFAULT_TIMEOUT_S:.0f} s", file=sys.stderr)
+        return _DEFAULT_TIMEOUT_S
+
+
 def _finish_all() -> None:
-    timeout_s = float(os.environ.get("TIDEGATE_EXIT_TIMEOUT_S", _DEFAULT_TIMEOUT_S))
+    timeout_s = _timeout_s()
     for driver in list(_pending):
         try:
             for note in driver.settle(timeout_s):

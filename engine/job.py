@@ -210,8 +210,8 @@ class SaveJob:
         self.fail(
             TornSnapshotError(
                 f"tensor {fqn} was changed in place while step {self.step} was being read. Nothing was committed. "
-                "Change the state only after save_async has returned and, in lazy mode, inside `with engine.fence():` or "
-                "through an attached optimizer",
+                "Change the state only after save_async has returned and, in lazy mode, inside "
+                "`with engine.fence():` or through an attached optimizer",
                 fqn=fqn,
                 stage="stage",
             )

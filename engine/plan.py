@@ -9,6 +9,8 @@ from tidegate.codec.words import WordType
 
 MIN_CHUNK_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 30
+_SMALL_CHUNK_BYTES = 4 << 20
+_MIN_NUM_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class SavePlan:
 def plan_save(
     extent_bytes: Sequence[int], extent_words: Sequence[WordType], extent_devices: Sequence[str], chunk_bytes: int
 ) -> SavePlan:
-    """Cut extents into chunks of at most `chunk_bytes`.
+    """Cut extents into chunks of at most `chunk_bytes`, less where the state is small, so that its stages overlap too.
 
     An extent longer than a chunk is cut into pieces; shorter neighbours of one word type and device share a chunk.
     Empty extents need no bytes and may lie in any chunk or in none.
@@ -55,6 +57,8 @@ def plan_save(
         extent_devices: Device of each extent, such as "cpu" or "cuda:0".
         chunk_bytes: The longest chunk; a multiple of 4,096.
     """
+    raw_bytes = sum(extent_bytes)
+    chunk_bytes = min(chunk_bytes, max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
     chunks: list[Chunk] = []
     first = 0
     filled = 0
@@ -77,4 +81,4 @@ def plan_save(
         else:
             filled += num_bytes
     flush(len(extent_bytes))
-    return SavePlan(tuple(chunks), sum(extent_bytes), chunk_bytes)
+    return SavePlan(tuple(chunks), raw_bytes, chunk_bytes)

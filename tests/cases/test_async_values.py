@@ -149,6 +149,7 @@ _SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_A03_the_last_save_is_drained_however_the_script_ends(tmp_path: Path) -> None:
     endings = {"fall off": 0, "exit": 3, "raise": 1, "close": 0, "drop": 0}
     # 1 MiB at 4 MB/s: a quarter of a second goes by after the last line.

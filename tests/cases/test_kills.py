@@ -101,6 +101,7 @@ def save_second(root: Path, nth: int, moment: Moment, overwrite: bool, host_budg
         engine.save_async(state_of(2), step=step, overwrite=overwrite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["torn append", "file change"])
 def test_A05_killed_at_every_failpoint(tmp_path: Path, moment: Moment, capsys: pytest.CaptureFixture[str]) -> None:
     """In the middle of each append, and before each create, link, rename and removal, until a run comes to its end."""
@@ -202,6 +203,7 @@ def save_on(root: Path, ready: Connection, first: int, last: int, bytes_per_s: f
             engine.save_async(state, step=step)
 
 
+@pytest.mark.slow
 def test_A05_killed_at_random_times(tmp_path: Path) -> None:
     first, killed_in = 1, set()
     save_steps(local(tmp_path), [0])

@@ -84,6 +84,7 @@ def test_A25_nothing_grows(tmp_path: Path, device: str, codec: str, waits: bool)
     assert end["rss_bytes"] <= warm["rss_bytes"] + 4 * MIB, "5 % of an interpreter with torch would hide much"
     assert closed["num_files"] <= before["num_files"]
     assert closed["num_threads"] == before["num_threads"] + 4, "those of the caller's own store"
-    assert closed["rss_bytes"] <= before["rss_bytes"] + 8 * MIB
+    libraries_bytes = 64 * MIB if device == "cuda" else 0  # kernels that were loaded on the way
+    assert closed["rss_bytes"] <= before["rss_bytes"] + 8 * MIB + libraries_bytes
     assert notes["peak"]["host_bytes"] <= HOST_BUDGET_BYTES
     assert closed.get("allocated_bytes", 0) <= before.get("allocated_bytes", 0)

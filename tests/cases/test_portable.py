@@ -10,7 +10,7 @@ import torch
 
 import tidegate
 from tests.kit.bits import assert_same_bits
-from tests.kit.children import command_line, run
+from tests.kit.children import run
 from tests.kit.forging import edit_manifest
 from tests.kit.states import random_state
 
@@ -21,6 +21,7 @@ _LOAD = """
     from pathlib import Path
     import torch, tidegate
     from tests.kit.bits import assert_same_bits
+    from tidegate import cli
 
     assert not torch.cuda.is_available()
     root, expected = Path(sys.argv[1]), tidegate.load(sys.argv[2])
@@ -34,22 +35,19 @@ _LOAD = """
                 assert "0 CUDA devices" in str(exc), exc
             else:
                 raise AssertionError(f"{wrong} was found")
+    for command in ("list", "inspect", "verify"):
+        assert cli.main([command, str(root)]) == 0
     loaded = [name for name in sys.modules if name.partition(".")[0] in ("cupy", "nvidia", "kvikio")]
     assert not loaded, loaded
-    print("equal")
 """
 
 
 def check_without_a_gpu(root: Path, expected: Path) -> None:
     """Load and use the commands in processes that see no GPU."""
-    assert run(_LOAD, root, expected, environment=NO_GPU) == "equal\n"
-    inspected = command_line("inspect", root, environment=NO_GPU)
-    assert inspected.returncode == 0, inspected.stderr
-    assert "step 1" in inspected.stdout
-    assert "bfloat16" in inspected.stdout
-    verified = command_line("verify", root, environment=NO_GPU)
-    assert verified.returncode == 0, verified.stderr
-    assert "frames are whole" in verified.stdout
+    printed = run(_LOAD, root, expected, environment=NO_GPU)
+    assert "step 1, 6 tensors" in printed
+    assert "bfloat16" in printed
+    assert "frames are whole" in printed
 
 
 def test_A15_tensors_that_say_cuda_load_to_the_cpu(tmp_path: Path) -> None:
@@ -77,17 +75,17 @@ def test_A15_written_on_a_gpu(tmp_path: Path) -> None:
         engine.wait()
         assert_same_bits(engine.load(), state, device=False)
         assert_same_bits(engine.load(map_location={str(device): str(device)}), state)
-    tidegate.save(tidegate_on_cpu(state), tmp_path / "expected.tg")
+    tidegate.save(on_cpu(state), tmp_path / "expected.tg")
     check_without_a_gpu(tmp_path / "root", tmp_path / "expected.tg")
 
 
-def tidegate_on_cpu(state: object) -> object:
+def on_cpu(state: object) -> object:
     """The same state with its tensors on the CPU."""
     if isinstance(state, torch.Tensor):
         return state.cpu()
     if isinstance(state, dict):
-        return {key: tidegate_on_cpu(value) for key, value in state.items()}
-    return [tidegate_on_cpu(value) for value in state] if isinstance(state, list) else state
+        return {key: on_cpu(value) for key, value in state.items()}
+    return [on_cpu(value) for value in state] if isinstance(state, list) else state
 
 
 @pytest.mark.parametrize("wrong", ["gpu0", "cuda:99", {"cpu": "cuda:99"}, 3, ["cpu"]])

@@ -49,7 +49,8 @@ def test_killed_and_whole_runs_end_alike_and_a_changed_weight_is_seen(tmp_path: 
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        (torch.zeros(3), -torch.zeros(3)), (torch.zeros(3), torch.zeros(3).double()), (torch.zeros(3), torch.zeros(3, 1)),
+        (torch.zeros(3), -torch.zeros(3)), (torch.zeros(3), torch.zeros(3).double()),
+        (torch.zeros(3), torch.zeros(3, 1)),
         (1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"b": 1}), ({"a": 1}, {"a": 1, "b": 1}), ([1, 2], [1]),
         (torch.zeros(3), torch.nn.Parameter(torch.zeros(3))),
     ],

@@ -40,7 +40,10 @@ class Recorded:
             last = operations[count - 1] if count else None
             if count > self.begin and last is not None and last.kind == "append" and len(last.content) > 1:
                 torn = RecordingStore(MemoryStore())
-                torn.operations = [*operations[: count - 1], replace(last, content=last.content[: len(last.content) // 2])]
+                torn.operations = [
+                    *operations[: count - 1],
+                    replace(last, content=last.content[: len(last.content) // 2]),
+                ]
                 yield count, torn
             whole = RecordingStore(MemoryStore())
             whole.operations = operations[:count]
@@ -145,7 +148,9 @@ def test_crash_points_in_a_folder(name: str, tmp_path: Path) -> None:
 def test_nothing_of_an_old_checkpoint_is_touched_before_the_new_one_is_committed() -> None:
     for recorded in (second_save_with_retention(), overwrite()):
         operations = recorded.store.operations[recorded.begin :]
-        committed_at = next(i for i, o in enumerate(operations) if o.kind == "compare_and_put" and o.key.endswith("COMMIT"))
+        committed_at = next(
+            i for i, o in enumerate(operations) if o.kind == "compare_and_put" and o.key.endswith("COMMIT")
+        )
         assert not [o for o in operations[:committed_at] if o.kind in ("delete", "abort")]
         assert [o for o in operations[committed_at:] if o.kind == "delete"]
 

@@ -49,7 +49,9 @@ class FailingCodec:
         self._inner.decode_body(header, body, out)
 
 
-def failing_engine(store: MemoryStore, snapshot: str, **options: object) -> tuple[tidegate.CheckpointEngine, FailingCodec]:
+def failing_engine(
+    store: MemoryStore, snapshot: str, **options: object
+) -> tuple[tidegate.CheckpointEngine, FailingCodec]:
     """An engine whose CPU encoder uses a FailingCodec."""
     engine = tidegate.CheckpointEngine(store, chunk_bytes=CHUNK, snapshot=snapshot, **options)  # type: ignore[arg-type]
     codec = FailingCodec(codec_named("zstd"))
@@ -107,7 +109,9 @@ def test_an_encoder_that_raises(name: str, snapshot: str, host_budget_bytes: int
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("failure", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=["python", "mmap"])
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=["python", "mmap"]
+)
 def test_no_host_memory(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
     """The nth buffer cannot be allocated, on whichever thread that is: staging's, the frames', the index's."""
     store = MemoryStore()

@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_200_kills(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.faults.kill_loop", str(tmp_path), "--kills", str(NUM_KILLS), "--seed", str(SEED)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.kill_loop",
+        str(tmp_path),
+        "--kills",
+        str(NUM_KILLS),
+        "--seed",
+        str(SEED),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process that forks must have no threads yet
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

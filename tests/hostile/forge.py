@@ -29,6 +29,7 @@ HEADER_FIELDS = (
 TRAILER_FIELDS = ("magic", "version", "flags", "index_at", "index_bytes", "inner_bytes", "length", "digest")
 ATTEMPT = "0123456789abcdef" * 2
 STEP = 7
+KEY = f"step-{STEP:010d}/{ATTEMPT}/rank-00000.tg"
 
 
 def seal(octets: bytes) -> bytes:
@@ -126,6 +127,12 @@ class Forgery:
         trailer = seal(TRAILER.pack(*({**truth, **self.trailer}[name] for name in TRAILER_FIELDS)))
         return b"".join(parts) + tail + bytes(length - end - len(tail) - len(trailer)) + trailer
 
+    def truth(self) -> list[object]:
+        """What an honest manifest says of the object."""
+        octets = self.object()
+        tail_digest = int.from_bytes(octets[-16:-8], "little") if len(octets) >= PAGE else 0
+        return [KEY, len(octets), f"{tail_digest:016x}"]
+
     def one_file(self) -> bytes:
         """As `tidegate.save` would have written it."""
         alone = self.copy()
@@ -137,14 +144,11 @@ class Forgery:
         """As an engine would have written it."""
         store = MemoryStore(name)
         folder = f"step-{STEP:010d}"
-        octets = self.object()
-        key = f"{folder}/{ATTEMPT}/rank-00000.tg"
         forged = self.copy()
         if self.text is None and self.fields.get("objects") == "as they are":
-            truth = [key, len(octets), f"{digest_of_tail(octets):016x}"]
-            forged.fields.update(objects=[self.record or truth])
+            forged.fields.update(objects=[self.record or self.truth()])
         text = forged.manifest()
-        store.compare_and_put(key, octets, expected=None)
+        store.compare_and_put(KEY, self.object(), expected=None)
         store.compare_and_put(f"{folder}/{ATTEMPT}/manifest.json", text, expected=None)
         body = {
             "version": 1,
@@ -162,11 +166,6 @@ def commit_text(body: object) -> bytes:
     """A COMMIT record whose checksum holds."""
     checksum = xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True).encode())
     return json.dumps({"tidegate-commit": body, "xxh3_64": checksum}).encode()
-
-
-def digest_of_tail(octets: bytes) -> int:
-    """The digest that an object's trailer holds; 0 if it has none."""
-    return int.from_bytes(octets[-16:-8], "little") if len(octets) >= PAGE else 0
 
 
 def taken_apart(state: object, codec: str = "zstd", chunk_bytes: int = 1 << 16) -> Forgery:
