@@ -43,7 +43,7 @@ def _timeout_s() -> float:
     try:
         return float(text) if text else _DEFAULT_TIMEOUT_S
     except ValueError:
-        print(f"tidegate: TIDEGATE_EXIT_TIMEOUT_S={text!r} is no number; waiting {_DEFAULT_TIMEOUT_S:.0f} s", file=sys.stderr)
+        print(f"tidegate: TIDEGATE_EXIT_TIMEOUT_S={text!r} is no number; it is ignored", file=sys.stderr)
         return _DEFAULT_TIMEOUT_S
 
 

@@ -1,4 +1,4 @@
-"""Write golden checkpoints: `python -m tests.golden.make_checkpoints VERSION`. One that is there is never written again.
+"""Write golden checkpoints: `python -m tests.golden.make_checkpoints VERSION`. One that is there is never changed.
 
 Add a version whenever the writer's bytes change. Never delete one: tests/engine/test_golden.py loads them for ever.
 Every value is made from patterns, never from a random number generator, whose numbers a new torch may change.
@@ -55,7 +55,9 @@ def tensor(dtype: str, numel: int, seed: int) -> torch.Tensor:
 
 def dtypes() -> dict[str, object]:
     """Every dtype in three lengths."""
-    return {name: [tensor(name, n, i * 7 + n) for n in (1, 7)] + [tensor(name, 1, 0)[:0]] for i, name in enumerate(DTYPES)}
+    return {
+        name: [tensor(name, n, i * 7 + n) for n in (1, 7)] + [tensor(name, 1, 0)[:0]] for i, name in enumerate(DTYPES)
+    }
 
 
 def layouts() -> dict[str, object]:
@@ -89,12 +91,15 @@ def containers() -> dict[object, object]:
     """Every kind of container and leaf."""
     counted: collections.defaultdict[str, list[int]] = collections.defaultdict(list)
     counted["a"].append(1)
+    india = dt.timezone(dt.timedelta(hours=5, minutes=30), "IST")
     return {
-        "containers": [
-            [], (), {}, set(), [1, (2, [3])], {1: "a", "1": "b", (1, 2): "c", None: "d", True: "e", 1.5: "f", b"k": "g"},
-            collections.OrderedDict(b=1, a=2), counted, collections.Counter("abca"), collections.deque([1, 2], maxlen=5),
-            {1, "x", None, (1, 2)}, frozenset({3}), argparse.Namespace(a=1, b=[2]), types.SimpleNamespace(c="d"),
+        "sequences": [[], (), [1, (2, [3])], collections.deque([1, 2], maxlen=5), collections.deque()],
+        "dicts": [
+            {}, {1: "a", "1": "b", (1, 2): "c", None: "d", False: "e", 1.5: "f", b"k": "g"}, counted,
+            collections.OrderedDict(b=1, a=2), collections.Counter("abca"),
         ],
+        "sets": [set(), {1, "x", None, (1, 2)}, frozenset({3})],
+        "namespaces": [argparse.Namespace(a=1, b=[2]), types.SimpleNamespace(c="d")],
         "classes": [
             Config(3, ["x"]), Frozen(0.5), Pair(1, torch.arange(3)), Colour.RED, Colour.GREEN, Access.READ,
             Access.READ | Access.WRITE, {Colour.RED: 1},
@@ -104,20 +109,21 @@ def containers() -> dict[object, object]:
             float("-inf"), float("nan"), 1 + 2j, complex(-0.0, float("inf")), decimal.Decimal("1.10"),
             fractions.Fraction(3, 7), range(1, 10, 3),
         ],
-        "text": ["", "ascii", "äöü €", "\U0001f600", "\ud83d", "nul\0", b"", b"\0\xff", bytearray(b"xy"), pattern(5000, 1)],
+        "text": ["", "ascii", "äöü €", "\U0001f600", "\ud83d", "nul\0"],
+        "bytes": [b"", b"\0\xff", bytearray(b"xy"), pattern(5000, 1)],
         "times": [
-            dt.date(2026, 11, 29), dt.datetime(2026, 11, 29, 1, 2, 3, 4, fold=1), dt.time(23, 59), dt.timedelta(-1, 5, 7),
-            dt.timezone.utc, dt.datetime(2026, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5, minutes=30), "IST")),
+            dt.date(2026, 11, 29), dt.datetime(2026, 11, 29, 1, 2, 3, 4, fold=1), dt.time(23, 59),
+            dt.timedelta(-1, 5, 7), dt.UTC, dt.datetime(2026, 1, 1, tzinfo=india),
         ],
         "paths": [pathlib.PurePosixPath("a/b"), pathlib.PureWindowsPath("c:\\d"), pathlib.PosixPath("/e")],
         "ids": [uuid.UUID(int=5)],
         "torch": [torch.Size([1, 2]), torch.device("cuda:1"), torch.bfloat16, torch.strided, torch.channels_last],
         "arrays": [
-            np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.array("text"), np.array([]),
-            np.arange(4, dtype=">u2"), np.array([(1, 2.5)], dtype=[("a", "<i4"), ("b", "<f8")]),
+            np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.array("text"),
+            np.array([]), np.arange(4, dtype=">u2"), np.array([(1, 2.5)], dtype=[("a", "<i4"), ("b", "<f8")]),
             np.array(["2026-01-01"], dtype="datetime64[D]"), np.arange(20)[::3], np.array([True, False]),
-            np.float64(0.1), np.int8(-3), np.str_("s"), np.bool_(True), np.dtype("<f4"),
         ],
+        "scalars": [np.float64(0.1), np.int8(-3), np.str_("s"), np.bool_(True), np.dtype("<f4")],
         7: "an int key",
     }  # fmt: skip
 
