@@ -17,6 +17,7 @@ from tidegate.storage.base import Store
 
 from .buffers import BufferPool, HostBuffer
 from .container import FrameEntry
+from .sources import bytes_at
 
 
 class FrameDecoder:
@@ -45,7 +46,7 @@ class FrameDecoder:
                 with self._gpu:
                     self._gpu_decoder(gpu).decode(entry, frame, out)
             elif out.device.type == "cpu":
-                decode_frame(frame, out)
+                decode_frame(frame, bytes_at(out.data_ptr(), out.numel(), out))  # `out` may be the caller's
             else:
                 with self._buffer(entry.header.raw_bytes) as host:
                     decode_frame(frame, host)

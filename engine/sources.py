@@ -77,11 +77,8 @@ class ExtentSource:
             return None
         if self.device.type != "cpu" or self.num_bytes == 0:
             return self._view(torch.uint8, (self.num_bytes,), (1,))
-        # Not a view of the caller's storage: `numpy()` of one would forbid the caller to resize that from then on.
         self._check_reach(self.num_bytes)
-        window = (ctypes.c_ubyte * self.num_bytes).from_address(self.storage.data_ptr() + self.start_bytes)
-        window.owner = self.storage  # type: ignore[attr-defined]
-        return torch.frombuffer(window, dtype=torch.uint8)
+        return bytes_at(self.storage.data_ptr() + self.start_bytes, self.num_bytes, self.storage)
 
     def copy_to(self, out: torch.Tensor, offset: int = 0, *, non_blocking: bool = False) -> None:
         """Copy bytes [offset, offset + out.numel()) of the extent.
@@ -113,7 +110,7 @@ class ExtentSource:
         """
         owner = self.owner
         return (
-            owner.dtype == dtype != torch.complex32
+            owner.dtype == dtype and dtype.itemsize <= 8 and not dtype.is_complex
             and self.device == device
             and owner.nbytes == self.num_bytes
             and self.packing is None
@@ -155,6 +152,24 @@ class ExtentSource:
                 out[start - offset : stop - offset].copy_(piece.view(torch.uint8))
             return
         _fill(out.view(packing.carrier), view, offset // size, end // size, non_blocking)
+
+
+def bytes_at(address: int, num_bytes: int, owner: object) -> torch.Tensor:
+    """View host memory by a storage of its own.
+
+    A view of the owner's storage would do, were it not that `numpy()` of a view forbids to resize it for ever.
+
+    Args:
+        address: Where the memory begins.
+        num_bytes: How long it is; at least 1.
+        owner: Kept alive by what is returned.
+
+    Returns:
+        Shape (num_bytes,), uint8, on the CPU.
+    """
+    window = (ctypes.c_ubyte * num_bytes).from_address(address)
+    window.owner = owner  # type: ignore[attr-defined]
+    return torch.frombuffer(window, dtype=torch.uint8)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -274,9 +289,10 @@ def _gather_on_device(sources: Sequence[ExtentSource], out: torch.Tensor) -> Non
     """Copy in few kernels: whole tensors of one dtype as they are; else the widest elements that all places allow."""
     dtype = sources[0].owner.dtype if sources else torch.uint8
     if out.data_ptr() % dtype.itemsize == 0 and all(source.is_whole(dtype, out.device) for source in sources):
-        owners = [source.owner for source in sources]
-        flat = [owner if owner.dim() == 1 else owner.view(-1) for owner in owners]
-        torch._foreach_copy_(torch.split_with_sizes(out.view(dtype), [t.numel() for t in flat]), flat)
+        # As integers: a foreach copy of bf16 goes through fp32 and loses the payload of a NaN.
+        carrier = _CARRIERS[dtype.itemsize]
+        flat = [source.owner.view(-1).view(carrier) for source in sources]
+        torch._foreach_copy_(torch.split_with_sizes(out.view(carrier), [t.numel() for t in flat]), flat)
         return
     size = _common_itemsize(sources, out)
     carrier = _CARRIERS[size]

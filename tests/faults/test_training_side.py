@@ -74,8 +74,8 @@ def test_ctrl_c_then_a_last_save_as_scripts_do_it(tmp_path: Path) -> None:
         state = {"x": torch.zeros(1 << 20), "y": torch.zeros(1 << 20)}
         with tidegate.CheckpointEngine(sys.argv[1], chunk_bytes=1 << 16, host_budget_bytes=1 << 20) as engine:
             step = 0
-            threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
             try:
+                threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
                 while True:
                     step += 1
                     state["x"].fill_(step), state["y"].fill_(step)
@@ -181,3 +181,31 @@ def test_an_optimizer_that_cannot_be_looked_at_is_told_before_anything_begins() 
         engine.save_async({"w": weight}, step=1)
         engine.wait()
         assert_same_bits(engine.load(), {"w": weight})
+
+
+def test_saving_and_loading_leave_the_callers_storages_resizable(tmp_path: Path) -> None:
+    """FSDP frees and refills storages in place; `numpy()` on one of them would forbid that for good."""
+    weight = torch.nn.Parameter(torch.ones(CHUNK // 4))
+    alone = torch.ones(CHUNK // 8, dtype=torch.int64)  # a chunk of its own: encoded and decoded in place
+    state = {"w": weight, "alone": alone, "small": [torch.ones(3), torch.ones(4)]}
+    tidegate.save(state, tmp_path / "one.tg")
+    for snapshot in ("host", "lazy"):
+        with tidegate.CheckpointEngine(tmp_path / snapshot, snapshot=snapshot, chunk_bytes=CHUNK) as engine:  # type: ignore[arg-type]
+            engine.attach(torch.optim.SGD([weight], lr=1.0))
+            engine.save_async(state, step=1)
+    loaded = tidegate.load(tmp_path / "one.tg", into=state)
+    assert loaded["alone"] is alone  # type: ignore[index]
+    fresh = tidegate.load(tmp_path / "one.tg")
+    for tensor in [weight, alone, fresh["w"], fresh["alone"], *fresh["small"]]:  # type: ignore[index]
+        tensor.untyped_storage().resize_(0)
+
+
+def test_a_save_in_flight_cannot_be_cancelled(tmp_path: Path) -> None:
+    gate = GateStore(LocalStore(tmp_path))
+    with tidegate.CheckpointEngine(gate, chunk_bytes=CHUNK) as engine:
+        with held_back(gate):
+            future = engine.save_async(filled(1.0), step=1)
+            assert not future.cancel()
+        assert future.result(60).step == 1
+        engine.wait()
+        assert engine.steps() == [1]
