@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from .future import SaveFuture
 from .latch import Latch
 from .plan import Chunk, SavePlan
 from .report import Timeline
-from .sources import ExtentSource, version_of
+from .sources import ExtentSource, versions_of
 from .table import StateTable
 from .types import JSON
 
@@ -98,18 +98,20 @@ class SaveJob:
         self._is_drained = False
         self._queue: queue.SimpleQueue[StagedChunk | None] = queue.SimpleQueue()
         self._num_live = 0
-        self._live: list[tuple[ExtentSource, tuple[int, ...]]] = []
+        self._live: list[ExtentSource] = []
+        self._live_versions: list[int] = []
         self._live_lock = threading.RLock()
         self._is_staging = True
         self._may_start = Latch()
-        self._versions = [version_of(tensor) for tensor in table.tensors]
+        self._versions = versions_of(table.tensors)
 
     def put(self, staged: StagedChunk) -> None:
         """Hand a chunk to the background thread."""
         if staged.is_live:
             with self._live_lock:
                 self._num_live += 1
-                self._live.extend((source, source.versions()) for source in staged.sources)
+                self._live.extend(staged.sources)
+                self._live_versions.extend(versions_of(_owners(staged.sources)))
         self._queue.put(staged)
 
     def end_staging(self) -> None:
@@ -120,10 +122,9 @@ class SaveJob:
         if not self._is_staging:
             return
         try:
-            for i, (tensor, version) in enumerate(zip(self.table.tensors, self._versions, strict=True)):
-                if version_of(tensor) != version:
-                    self._fail_torn(i)
-                    break
+            moved = _first_moved(self._versions, versions_of(self.table.tensors))
+            if moved is not None:
+                self._fail_torn(self.table.fqn(moved))
         except BaseException as exc:
             self.fail(exc)
             raise
@@ -198,15 +199,15 @@ class SaveJob:
 
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
-        for source, versions in self._live:
-            if source.versions() != versions:
-                self._fail_torn(source.tensor_index)
-                break
+        owners = _owners(self._live)
+        moved = _first_moved(self._live_versions, versions_of(owners))
+        if moved is not None:
+            torn = next(s for s in self._live if any(owner is owners[moved] for owner in _owners([s])))
+            self._fail_torn(self.table.fqn(torn.tensor_index))
         self._live.clear()
         self.future.mark_staged()
 
-    def _fail_torn(self, tensor: int) -> None:
-        fqn = self.table.fqn(tensor)
+    def _fail_torn(self, fqn: str) -> None:
         self.fail(
             TornSnapshotError(
                 f"tensor {fqn} was changed in place while step {self.step} was being read. Nothing was committed. "
@@ -216,3 +217,14 @@ class SaveJob:
                 stage="stage",
             )
         )
+
+
+def _owners(sources: Sequence[ExtentSource]) -> list[torch.Tensor]:
+    """The tensors that view some extents."""
+    return [owner for source in sources for owner in (source.owner, *source.more_owners)]
+
+
+def _first_moved(before: Sequence[int], now: Sequence[int]) -> int | None:
+    if before == now:
+        return None
+    return next(i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.codec.words import WordType
 
+from .collector import collector_at_rest
 from .container import ObjectRecord
 from .errors import CorruptCheckpointError
 from .paths import shown
@@ -65,19 +67,21 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "tensor_spec": _pack_runs(table.tensor_spec),
         "tensor_extent": None if is_identity else list(table.tensor_extent),
         "tensor_offset": list(table.tensor_offset) if any(table.tensor_offset) else None,
-        "extent_words": _pack_runs([int(word) for word in table.extent_words]),
+        "extent_words": _pack_runs(table.extent_words),
         "extent_bytes": _pack_runs(table.extent_bytes),
         "chunks": [[c.first_extent, c.end_extent, c.offset, c.num_bytes] for c in manifest.chunks],
         "state": table.skeleton,
     }
-    lines = (f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in fields.items())
+    with collector_at_rest():
+        lines = [f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def parse_manifest(text: bytes, key: str) -> Manifest:
     """Read and check a manifest. Raises CorruptCheckpointError. Runs nothing that the text names."""
     try:
-        fields = json.loads(text)
+        with collector_at_rest():
+            fields = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise _damaged(key, f"it is not JSON ({exc})") from exc
     if not isinstance(fields, dict) or fields.get("format") != FORMAT_NAME:
@@ -91,7 +95,8 @@ def parse_manifest(text: bytes, key: str) -> Manifest:
             f"{FORMAT_VERSION} with features {sorted(KNOWN_FEATURES)}. Install the tidegate that wrote it",
         )
     try:
-        return _parse_fields(fields, key, len(text) // _LEAST_BYTES_PER_TENSOR)
+        with collector_at_rest():
+            return _parse_fields(fields, key, len(text) // _LEAST_BYTES_PER_TENSOR)
     except (KeyError, TypeError, ValueError) as exc:
         raise _damaged(key, f"a field is missing or malformed ({exc!r})") from exc
 
@@ -101,7 +106,8 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
     num_tensors = len(tensor_spec)
     tensor_extent = _ints(fields["tensor_extent"], range(num_tensors))
     tensor_offset = _ints(fields["tensor_offset"], itertools.repeat(0, num_tensors))
-    extent_words = [WordType(number) for number in _unpack_runs(fields["extent_words"], key, max_tensors)]
+    words = dict(enumerate(WordType))
+    extent_words = [words[number] for number in _unpack_runs(fields["extent_words"], key, max_tensors)]
     extent_bytes = _unpack_runs(fields["extent_bytes"], key, max_tensors)
     table = StateTable(
         skeleton=fields["state"],
@@ -158,8 +164,10 @@ def _parse_chunks(items: Sequence[JSON], table: StateTable, key: str) -> tuple[C
 
 def _pack_runs(values: Sequence[int]) -> JSON:
     """Write [value, count] pairs where that is shorter than the values themselves."""
-    runs: list[JSON] = [[value, len(list(group))] for value, group in itertools.groupby(values)]
-    return {"runs": runs} if len(runs) * 2 < len(values) else list(values)
+    if len(values) > 1 and all(map(operator.eq, values, itertools.islice(values, 1, None))):
+        return {"runs": [[int(values[0]), len(values)]]}
+    runs: list[JSON] = [[int(value), len(list(group))] for value, group in itertools.groupby(values)]
+    return {"runs": runs} if len(runs) * 2 < len(values) else list(map(int, values))
 
 
 def _unpack_runs(item: JSON, key: str, max_values: int) -> list[int]:

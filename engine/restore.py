@@ -15,6 +15,7 @@ from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
+from .collector import collector_at_rest
 from .container import FrameEntry, ObjectIndex
 from .errors import ConfigError, CorruptCheckpointError
 from .frames import FrameDecoder
@@ -90,7 +91,7 @@ def load_state(
         LoadError: With the frame and its first tensor named. `into` may be half filled then.
     """
     # Tensors made under inference mode could never be trained.
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), collector_at_rest():
         table = manifest.table
         targets = match_into(table, into) if into is not None else [None] * len(table.tensor_spec)
         extents = _Destination(table, targets, map_location)

@@ -120,7 +120,7 @@ class ExtentSource:
 
     def versions(self) -> tuple[int, ...]:
         """Return the version counter of each owner; one moves when its tensor is changed in place."""
-        return (version_of(self.owner), *map(version_of, self.more_owners))
+        return tuple(versions_of((self.owner, *self.more_owners)))
 
     def _view(self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         # set_ would let a storage grow to what is asked for, so look first.
@@ -175,6 +175,14 @@ def bytes_at(address: int, num_bytes: int, owner: object) -> torch.Tensor:
 def version_of(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; 0 for an inference tensor, which keeps none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the version counters of many tensors."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # one is an inference tensor
+        return [version_of(tensor) for tensor in tensors]
 
 
 def _fill(out: torch.Tensor, view: torch.Tensor, first: int, end: int, non_blocking: bool = False) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import xxhash
 
 from tidegate.codec.words import WordType
 
+from .collector import collector_at_rest
 from .errors import UnsupportedStateError
 from .extents import Layout, RefusedTensorError, lay_out
 from .into import match_into
@@ -38,7 +36,7 @@ def describe(state: object) -> StateTable:
     Raises:
         UnsupportedStateError: Something in it cannot be saved; the message and `path` say what and where.
     """
-    with _collector_at_rest():
+    with collector_at_rest():
         return _describe(state)
 
 
@@ -68,17 +66,7 @@ def _describe(state: object) -> StateTable:
     )
 
 
-@contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from running: it would look through all objects of the process several times while
-    100,000 tensors are described, which makes none that are garbage, and take a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+
 
 
 def _unsupported(path: str, reason: str) -> UnsupportedStateError:

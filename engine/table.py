@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tidegate.codec.words import WordType
 
@@ -70,19 +72,31 @@ def validate_table(table: StateTable) -> None:
         raise _damaged("its columns of tensors are not equally long")
     if len(table.extent_words) != num_extents:
         raise _damaged("its columns of extents are not equally long")
-    for i, (num_bytes, word) in enumerate(zip(table.extent_bytes, table.extent_words, strict=True)):
-        if type(num_bytes) is not int or not 0 <= num_bytes < 1 << 63 or num_bytes % WordType(word).itemsize:
-            raise _damaged(f"extent {i} is not a whole number of its words")
-    needs = [(spec.reach_bytes, spec.itemsize) for spec in table.specs]
-    rows = zip(table.tensor_spec, table.tensor_extent, table.tensor_offset, strict=True)
-    for i, (spec, extent, offset) in enumerate(rows):
-        if not (type(spec) is type(extent) is type(offset) is int):
-            raise _damaged(f"a field of tensor {i} is no whole number")
-        if not (0 <= spec < len(needs) and 0 <= extent < num_extents):
-            raise _damaged(f"tensor {i} names a spec or an extent that is not there")
-        reach_bytes, itemsize = needs[spec]
-        if offset < 0 or offset % itemsize or offset + reach_bytes > table.extent_bytes[extent]:
-            raise _damaged(f"tensor {i} leaves extent {extent}")
+    extent_bytes = _column("extent_bytes", table.extent_bytes)
+    itemsizes = np.array([word.itemsize for word in WordType], dtype=np.int64)
+    odd = np.flatnonzero(extent_bytes % itemsizes[np.array(table.extent_words, dtype=np.int64)])
+    if odd.size:
+        raise _damaged(f"extent {odd[0]} is not a whole number of its words")
+    spec, extent = _column("tensor_spec", table.tensor_spec), _column("tensor_extent", table.tensor_extent)
+    absent = np.flatnonzero((spec >= len(table.specs)) | (extent >= num_extents))
+    if absent.size:
+        raise _damaged(f"tensor {absent[0]} names a spec or an extent that is not there")
+    if not num_tensors:
+        return
+    offset = _column("tensor_offset", table.tensor_offset)
+    reach_bytes = np.array([spec.reach_bytes for spec in table.specs], dtype=np.int64)[spec]
+    itemsize = np.array([spec.itemsize for spec in table.specs], dtype=np.int64)[spec]
+    # a difference, not a sum, which could overflow
+    outside = np.flatnonzero((offset % itemsize != 0) | (reach_bytes > extent_bytes[extent] - offset))
+    if outside.size:
+        raise _damaged(f"tensor {outside[0]} leaves extent {extent[outside[0]]}")
+
+
+def _column(name: str, values: Sequence[int]) -> NDArray[np.int64]:
+    """Return a column of whole numbers below 2**63 as an array."""
+    if set(map(type, values)) - {int} or (values and not 0 <= min(values) <= max(values) < 1 << 63):
+        raise _damaged(f"{name} holds something that is no whole number")
+    return np.array(values, dtype=np.int64)
 
 
 def _damaged(why: str) -> CorruptCheckpointError:

@@ -120,6 +120,7 @@ class Child:
             os.write(write_end, json.dumps([kind, step, text]).encode() + b"\n")
 
         try:
+            torch.set_num_threads(1)  # torch makes its pool anew after a fork, and not safely from several threads
             run(root, tell)
         except BaseException:  # noqa: BLE001 - told to the parent; a forked child must not return
             tell(FAILED, 0, traceback.format_exc()[-3000:])

@@ -37,4 +37,5 @@ def test_200_kills(tmp_path: Path) -> None:
     assert found["in_a_save"] > NUM_KILLS // 10, "too few kills hit a save to show anything"
     assert found["loads"] > NUM_KILLS // 2
     assert found["last_step"] >= 10, "hardly anything was trained between the kills"
+    assert found["leftovers_before_gc"] > 0, "a killed save leaves something, which gc has removed"
     assert found["steps_left"] == 2, "keep_last has caught up"
