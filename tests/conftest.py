@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 SEED = int(os.environ.get("TIDEGATE_TEST_SEED", "20261129"))
+
+
+def pytest_configure() -> None:
+    """Make Ctrl-C interrupt, here and in child processes, also where a shell started us in the background without it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
