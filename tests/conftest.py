@@ -14,7 +14,7 @@ SEED = int(os.environ.get("TIDEGATE_TEST_SEED", "20261129"))
 
 
 def pytest_configure() -> None:
-    """Make Ctrl-C interrupt, here and in child processes, also where a shell started us in the background without it."""
+    """Make Ctrl-C interrupt, here and in child processes, also where a shell started us with it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
