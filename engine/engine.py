@@ -93,9 +93,13 @@ class CheckpointEngine:
             keep_last=keep_last,
             keep_every=keep_every,
         )
-        self._store = _open(root, io)
-        self._owns_store = self._store is not root
         self._resources = Resources(self._options)
+        try:
+            self._store = _open(root, io)
+        except BaseException:
+            self._resources.close()
+            raise
+        self._owns_store = self._store is not root
         self._stager = Stager(snapshot, self._resources.staging, self._resources.snapshot)
         self._driver = Driver(self._store, self._resources, self._options)
         self._fence = Fence(lambda: self._driver.job)
