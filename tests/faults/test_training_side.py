@@ -36,6 +36,16 @@ def held_back(gate: GateStore) -> Iterator[None]:
         gate.open()
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """SIGINT reaches Python whatever the shell or an earlier test has made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGINT, before or signal.default_int_handler)
+
+
 def interrupt_when_blocked(gate: GateStore) -> threading.Thread:
     """Send SIGINT to the main thread as soon as the pipeline is full, so that the snapshot waits for room."""
 
