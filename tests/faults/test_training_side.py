@@ -46,13 +46,19 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
+noticed = threading.Event()
+
+
 def interrupt_when_blocked(gate: GateStore) -> threading.Thread:
     """Send SIGINT to the main thread as soon as the pipeline is full, so that the snapshot waits for room."""
 
     def send() -> None:
         gate.await_waiting(2)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if not noticed.wait(20):  # Python lost it, in a finalizer say
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    noticed.clear()
     thread = threading.Thread(target=send)
     thread.start()
     return thread
@@ -67,6 +73,7 @@ def test_ctrl_c_during_the_snapshot() -> None:
             sender = interrupt_when_blocked(gate)
             with pytest.raises(KeyboardInterrupt):
                 engine.save_async(filled(2.0, **LARGE), step=2)
+            noticed.set()
             sender.join()
         assert engine.wait() is None, "the interrupt was raised at the call already"
         assert_same_bits(engine.load(), filled(1.0, **LARGE))
