@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 ALIGNMENT_BYTES = 4096
 """Offsets, lengths and addresses that are multiples of this can be written past the page cache."""
@@ -18,6 +18,23 @@ class ObjectStat:
     key: str
     num_bytes: int
     age_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceBytes:
+    """Bytes in the memory of a CUDA device, for stores that write from there.
+
+    Attributes:
+        address: Where they begin; a multiple of ALIGNMENT_BYTES.
+        num_bytes: How many; a multiple of ALIGNMENT_BYTES.
+        device: Index of the CUDA device.
+        owner: Kept alive with this: what owns the memory.
+    """
+
+    address: int
+    num_bytes: int
+    device: int
+    owner: object = None
 
 
 class ObjectWriter(Protocol):
@@ -49,6 +66,23 @@ class ObjectWriter(Protocol):
         """Drop the object and everything written for it; nothing after a `seal` that returned.
 
         Blocks until queued appends no longer use their bytes. Never raises, and may be called again.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceWriter(ObjectWriter, Protocol):
+    """An object that also takes bytes from the memory of a CUDA device."""
+
+    def append_device(self, data: DeviceBytes) -> Future[None]:
+        """Queue bytes of a device at the end of the object, in order with those of `append`.
+
+        Args:
+            data: Already written when this is called: no stream is waited for. They must stay unchanged until the
+                returned future is done.
+
+        Returns:
+            As for `append`.
         """
         ...
 
@@ -122,4 +156,20 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Finish what is queued and let go of threads and connections. Objects stay. May be called again. Blocks."""
+        ...
+
+
+@runtime_checkable
+class DeviceStore(Store, Protocol):
+    """A store that may write from the memory of a CUDA device: its `create` may return a DeviceWriter."""
+
+    def prepare_for_device(self, device: int) -> str:
+        """Find out, once, how bytes of a CUDA device are written fastest here. May block for a second.
+
+        Args:
+            device: Index of the CUDA device.
+
+        Returns:
+            What was chosen and why, in a sentence for the report.
+        """
         ...
