@@ -18,6 +18,7 @@ import torch
 import tidegate
 
 from .models import Training
+from .networks import Size
 from .rig import print_table, repeat, write_results
 from .save import raw_write
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
     width, num_layers, steps, num = (128, 2, 3, 1) if args.tiny else (1024, 16, 100, 5)
-    training = Training(width, num_layers, torch.device("cuda"))
+    training = Training(Size(width, num_layers), torch.device("cuda"))
     for _ in range(steps):
         training.train_step()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:

@@ -17,10 +17,10 @@ _LOCK = threading.Lock()
 
 
 def device_codecs(device: torch.device) -> frozenset[str]:
-    """Return the names of the codecs that work on a device: of `raw`, `zstd` and `ans`.
+    """Return the names of the codecs that work on a device, of those in `DEVICE_CODEC_NUMBERS`.
 
-    The first call for a device compiles kernels and encodes a little: about a second, and for a moment up to 600 MB of
-    device memory (nvCOMP's Zstd). The answer is remembered, except for want of memory.
+    The first call for a device compiles kernels and encodes a little with each: about two seconds, and for a moment up
+    to 600 MB of device memory (nvCOMP's Zstd). The answer is remembered, except for want of memory.
 
     Args:
         device: Any device; one without CUDA has none.
@@ -32,7 +32,7 @@ def unavailable_reason(codec: str, device: torch.device) -> str | None:
     """Return why a codec does not work on a device and what to do about it, or None if it works.
 
     Args:
-        codec: `raw`, `zstd` or `ans`.
+        codec: A name; the GPU has those in `DEVICE_CODEC_NUMBERS`.
         device: Any device.
     """
     if codec not in DEVICE_CODEC_NUMBERS:
@@ -64,7 +64,8 @@ def _probe(codec: str, device: torch.device) -> str | None:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             raw = (torch.arange(_PROBE_BYTES // 4, device=device) // 7).to(torch.float32).view(torch.uint8)
-        ticket = DeviceEncoder(codec, _PROBE_BYTES, device, stream, num_slots=1).start(raw, WordType.F32)
+        encoder = DeviceEncoder([codec], _PROBE_BYTES, device, stream, num_slots=1)
+        ticket = encoder.start(raw, WordType.F32, codec)
         header, body = ticket.finish()
         with torch.cuda.stream(stream):
             out = torch.empty_like(raw)

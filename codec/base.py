@@ -23,8 +23,18 @@ FRAME_ALIGNMENT_BYTES = 4096
 RAW_CODEC = 0
 ZSTD_CODEC = 1
 ANS_CODEC = 2
-CODEC_VERSIONS: Mapping[int, int] = MappingProxyType({RAW_CODEC: 1, ZSTD_CODEC: 1, ANS_CODEC: 1})
+GDEFLATE_CODEC = 3
+DEFLATE_CODEC = 4
+LZ4_CODEC = 5
+BITCOMP_CODEC = 6
+CASCADED_CODEC = 7
+CODEC_VERSIONS: Mapping[int, int] = MappingProxyType(dict.fromkeys(range(CASCADED_CODEC + 1), 1))
 """The version that this build writes and reads, by codec number."""
+
+SPLIT_CODECS = frozenset((ZSTD_CODEC, GDEFLATE_CODEC, DEFLATE_CODEC))
+"""The codecs whose blocks are cut from byte planes; those of the other blocked codecs are cut from the chunk."""
+
+_CODECS_WITH_PARAMETER = frozenset(range(ANS_CODEC, CASCADED_CODEC + 1))
 
 _MAGIC = b"TGFR"
 _FORMAT_VERSION = 1
@@ -45,7 +55,7 @@ class FrameHeader:
         body_bytes: Length of the body; equal to raw_bytes for the raw codec, less for all others.
         raw_digest: Digest of the chunk.
         body_digest: Digest of the body.
-        parameter: nvCOMP's major version for ans, else 0.
+        parameter: Major version of the nvCOMP that wrote the body; 0 for raw, zstd, and deflate by zlib.
     """
 
     codec: int
@@ -195,7 +205,7 @@ def _check_fields(header: FrameHeader, reserved: bytes) -> None:
             f"the frame header promises a body of {body_bytes} bytes for {raw_bytes} raw bytes, "
             f"which codec {header.codec} never writes"
         )
-    if reserved != _RESERVED or (header.parameter and header.codec != ANS_CODEC):
+    if reserved != _RESERVED or (header.parameter and header.codec not in _CODECS_WITH_PARAMETER):
         raise CorruptionError("the frame header has bits set where this version has zeros")
 
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import ANS_CODEC, FrameHeader
+from .base import SPLIT_CODECS, FrameHeader
 from .errors import CorruptionError, TruncatedError
 
 BLOCK_ALIGNMENT_BYTES = 16
@@ -53,7 +53,7 @@ class BlockTable:
 
 def num_planes_of(header: FrameHeader) -> int:
     """Return the number of planes that the header's codec splits its word type into."""
-    return 1 if header.codec == ANS_CODEC else header.word.itemsize
+    return header.word.itemsize if header.codec in SPLIT_CODECS else 1
 
 
 def count_blocks(raw_bytes: int, num_planes: int, block_bytes: int) -> int:

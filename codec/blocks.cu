@@ -1,6 +1,6 @@
 // The blocked body of FRAME.md: which blocks are constant, nvCOMP's batch, the table, gather and scatter.
 //
-// Compiled at run time by kernels.py (NVRTC, C++17, no headers), for compute capability 7.0 and up. Base addresses are
+// Compiled at run time by kernel_files.py: NVRTC, C++17, no headers, compute capability 7.0 and up. Base addresses are
 // multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
 typedef unsigned char u8;
@@ -13,7 +13,7 @@ constexpr u32 kTileBytes = 16 * kThreads * kVectorsPerThread;
 
 constexpr u32 kStored = 0, kCoded = 1, kConstant = 2;
 constexpr u32 kPreambleBytes = 16, kKindShift = 30, kStoredMask = (1u << kKindShift) - 1;
-constexpr u32 kEnd = 0, kBodyBytes = 1, kRefused = 2;   // words of a report: see device_encode.py
+constexpr u32 kEnd = 0, kBodyBytes = 1, kRefused = 2;   // words of a report: see device_report.py
 
 __device__ __forceinline__ u64 round_up_16(u64 n) { return (n + 15) & ~15ull; }
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import torch
 
-from .base import ANS_CODEC, RAW_CODEC, ZSTD_CODEC
+from .base import FRAME_ALIGNMENT_BYTES, RAW_CODEC
+from .blocked import MIN_BLOCK_BYTES
 from .device_plan import (
     BUFFER_ALIGNMENT_BYTES,
     Batch,
@@ -12,32 +16,33 @@ from .device_plan import (
     EncoderMemory,
     NvcompNeeds,
     batch_candidates,
-    default_block_bytes,
     encoder_memory,
     lay_out,
+    merged,
     raw_encoder_memory,
     round_up,
 )
-from .errors import UnknownCodecError
-from .kernels import kernels_of
-from .nvcomp import AnsTuning, BatchedCodec, NvcompBatch, load_nvcomp
+from .errors import CodecError, UnknownCodecError
+from .kernels import Kernels
+from .nvcomp import BatchedCodec, NvcompBatch, load_nvcomp
+from .nvcomp_codecs import NVCOMP_CODECS, nvcomp_codec
 from .words import WordType
 
-DEVICE_CODEC_NUMBERS = {"raw": RAW_CODEC, "zstd": ZSTD_CODEC, "ans": ANS_CODEC}
+DEVICE_CODEC_NUMBERS = {"raw": RAW_CODEC, **{name: codec.number for name, codec in NVCOMP_CODECS.items()}}
 """The codecs that can run on a GPU, with their numbers in the frame header."""
-
-ANS_TUNING = AnsTuning(states_per_lane=1)
-"""One rANS state a lane costs 7 % of the speed and saves 128 bytes a sub-chunk: 0.4 % of a block of 256 KiB."""
 
 ADDRESS_ALIGNMENT_BYTES = 16
 """What nvCOMP and the kernels want of every address."""
 
+_MAX_RECIPES = 256
+# Kept per codec: a save has chunks of few lengths, and comes back to them.
+
 
 class Arena:
-    """One allocation, handed out from the front."""
+    """One allocation, handed out from the front, from a multiple of FRAME_ALIGNMENT_BYTES on."""
 
     def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
+        self._memory = memory[-memory.data_ptr() % FRAME_ALIGNMENT_BYTES :]
         self._used = 0
 
     def take(self, num_bytes: int) -> torch.Tensor:
@@ -47,48 +52,77 @@ class Arena:
         return self._memory[start : start + num_bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class SharedBuffers:
+    """Addresses of what all codecs of an encoder share, since one stream runs chunk after chunk.
+
+    The attributes are those of `EncoderMemory`; `arrays` are nvCOMP's inputs, input lengths, outputs, output lengths
+    and statuses.
+    """
+
+    planes: int
+    slots: int
+    temp: int
+    arrays: tuple[int, int, int, int, int]
+    offsets: int
+    constant: int
+
+    @classmethod
+    def take(cls, arena: Arena, memory: EncoderMemory) -> SharedBuffers:
+        """Take them from an arena, which whoever calls keeps alive."""
+        arrays = arena.take(memory.arrays).data_ptr()
+        size = memory.arrays // 5
+        return cls(
+            planes=arena.take(memory.planes).data_ptr(),
+            slots=arena.take(memory.slots).data_ptr(),
+            temp=arena.take(memory.temp).data_ptr(),
+            arrays=(arrays, arrays + size, arrays + 2 * size, arrays + 3 * size, arrays + 4 * size),
+            offsets=arena.take(memory.offsets).data_ptr(),
+            constant=arena.take(memory.constant).data_ptr(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """All that is settled for chunks of one word type and length, so that the next of them costs little host time."""
+
+    layout: BlockLayout
+    coder: BatchedCodec
+    slot_bytes: int
+    steps: tuple[tuple[Batch, NvcompBatch], ...]
+
+
 class BlockEncoder:
-    """Makes the bodies of one blocked codec. Planes, nvCOMP's slots and scratch are shared: one stream, one at a time.
+    """Makes the bodies of one blocked codec.
 
     Args:
-        codec: `zstd` or `ans`.
+        codec: A codec of nvCOMP.
         chunk_bytes: The longest chunk.
-        block_bytes: Raw bytes of a block; None for what suits the codec.
-        device: A CUDA device with an index.
-        memory: What `memory_of` returns for the above.
-        arena: Where the buffers come from.
+        block_bytes: Raw bytes of a block, by codec; by default what suits the codec.
+        kernels: Those of the device, which is the current one here.
+        buffers: As large as `memory_of` says for this codec.
     """
 
     def __init__(
         self,
         codec: str,
         chunk_bytes: int,
-        block_bytes: int | None,
-        device: torch.device,
-        memory: EncoderMemory,
-        arena: Arena,
+        block_bytes: Mapping[str, int] | None,
+        kernels: Kernels,
+        buffers: SharedBuffers,
     ) -> None:
         self._codec = codec
-        self._block_bytes = block_bytes or default_block_bytes(codec)
-        self._kernels = kernels_of(device)
-        self._coders = {word: _coder(codec, word) for word in WordType}
+        self._clears_outputs = nvcomp_codec(codec).clears_outputs
+        self._block_bytes = _block_bytes(codec, block_bytes)
+        self._kernels = kernels
+        self._buffers = buffers
         self._candidates = batch_candidates(codec, chunk_bytes, self._block_bytes)
-        self._slot_bytes = _needs(codec, min(self._block_bytes, chunk_bytes), self._candidates).slot_bytes
-        self._planes = arena.take(memory.planes)
-        self._nvcomp_slots = arena.take(memory.slots)
-        self._temp = arena.take(memory.temp)
-        arrays = arena.take(memory.arrays).data_ptr()
-        size = memory.arrays // 5
-        self._inputs, self._input_bytes, self._outputs, self._output_bytes, self._statuses = (
-            arrays + i * size for i in range(5)
-        )
-        self._offsets = arena.take(memory.offsets).data_ptr()
-        self._constant = arena.take(memory.constant).data_ptr()
+        longest = min(self._block_bytes, chunk_bytes)
+        self._coders = {word: (coder, _needs(coder, longest, self._candidates)) for word, coder in _coders(codec)}
+        self._recipes: dict[tuple[WordType, int], _Recipe | None] = {}
 
-    def enqueue(
-        self, raw: int, raw_bytes: int, word: WordType, body: int, report: int, stream: torch.cuda.Stream
-    ) -> bool:
-        """Enqueue all that makes a body, inside `Kernels.on(stream)` and with `stream` current in PyTorch.
+    def enqueue(self, raw: int, raw_bytes: int, word: WordType, body: int, report: int, stream: int) -> bool:
+        """Enqueue all that makes a body, inside `Kernels.on(stream)`.
 
         Args:
             raw: Address of the chunk.
@@ -101,77 +135,114 @@ class BlockEncoder:
         Returns:
             False where no body could be shorter than the chunk; nothing is enqueued then.
         """
-        if not raw_bytes:
+        recipe = self._recipe(word, raw_bytes)
+        if recipe is None:
             return False
-        layout = lay_out(self._codec, word, raw_bytes, self._block_bytes)
-        if not layout.can_shrink:
-            return False
+        kernels, buffers, layout = self._kernels, self._buffers, recipe.layout
         planes = raw
         if layout.num_planes > 1:
-            planes = self._planes.data_ptr()
-            self._kernels.split_planes(raw, planes, layout, rotate=word.is_float)
-        self._kernels.find_constant_blocks(planes, layout, self._constant)
-        for batch in layout.batches(self._candidates):
+            planes = buffers.planes
+            kernels.split_planes(raw, planes, layout, rotate=word.is_float)
+        kernels.find_constant_blocks(planes, layout, buffers.constant)
+        _, _, _, coded_bytes, statuses = buffers.arrays
+        for batch, nvcomp_batch in recipe.steps:
             if batch.count:
-                self._compress(planes, layout, batch, self._coders[word], stream)
-            self._kernels.append_blocks(
-                report, body, self._offsets, self._constant, self._output_bytes, self._statuses, layout, batch
-            )
-            self._kernels.gather_blocks(
-                body, self._offsets, planes, self._nvcomp_slots.data_ptr(), self._slot_bytes, layout, batch
-            )
+                self._compress(planes, recipe, batch, nvcomp_batch, stream)
+            kernels.append_blocks(report, body, buffers.offsets, buffers.constant, coded_bytes, statuses, layout, batch)
+            kernels.gather_blocks(body, buffers.offsets, planes, buffers.slots, recipe.slot_bytes, layout, batch)
         return True
 
-    def _compress(
-        self, planes: int, layout: BlockLayout, batch: Batch, coder: BatchedCodec, stream: torch.cuda.Stream
-    ) -> None:
-        slots = self._nvcomp_slots
-        if self._codec == "ans":
+    def _compress(self, planes: int, recipe: _Recipe, batch: Batch, nvcomp_batch: NvcompBatch, stream: int) -> None:
+        kernels, buffers = self._kernels, self._buffers
+        if self._clears_outputs:
             # nvCOMP's ANS leaves bytes of its output unwritten (6.0.0 does, in most chunks): without this, stale memory
             # would reach the file, and the same chunk would not always give the same frame.
-            slots[: batch.count * self._slot_bytes].zero_()
-        arrays = (self._inputs, self._input_bytes, self._outputs)
-        self._kernels.lay_out_candidates(planes, layout, batch, slots.data_ptr(), self._slot_bytes, arrays)
-        coder.compress(
-            NvcompBatch(
-                num_blocks=batch.count,
-                max_block_bytes=layout.max_block_bytes,
-                inputs=self._inputs,
-                input_bytes=self._input_bytes,
-                outputs=self._outputs,
-                output_bytes=self._output_bytes,
-                statuses=self._statuses,
-                temp=self._temp.data_ptr(),
-                temp_bytes=self._temp.numel(),
-            ),
-            stream.cuda_stream,
+            kernels.driver.fill(buffers.slots, 0, batch.count * recipe.slot_bytes, stream)
+        arrays = buffers.arrays[:3]
+        kernels.lay_out_candidates(planes, recipe.layout, batch, buffers.slots, recipe.slot_bytes, arrays)
+        recipe.coder.compress(nvcomp_batch, stream)
+
+    def _recipe(self, word: WordType, raw_bytes: int) -> _Recipe | None:
+        """Return how a chunk is encoded, None where that cannot make it shorter."""
+        key = (word, raw_bytes)
+        if key not in self._recipes:
+            if len(self._recipes) == _MAX_RECIPES:
+                self._recipes.clear()
+            self._recipes[key] = self._make_recipe(word, raw_bytes)
+        return self._recipes[key]
+
+    def _make_recipe(self, word: WordType, raw_bytes: int) -> _Recipe | None:
+        layout = lay_out(self._codec, word, raw_bytes, self._block_bytes) if raw_bytes else None
+        if layout is None or not layout.can_shrink:
+            return None
+        coder, needs = self._coders[word]
+        inputs, input_bytes, outputs, output_bytes, statuses = self._buffers.arrays
+        steps = tuple(
+            (
+                batch,
+                NvcompBatch(
+                    num_blocks=batch.count,
+                    max_block_bytes=layout.max_block_bytes,
+                    inputs=inputs,
+                    input_bytes=input_bytes,
+                    outputs=outputs,
+                    output_bytes=output_bytes,
+                    statuses=statuses,
+                    temp=self._buffers.temp,
+                    temp_bytes=needs.temp_bytes,
+                ),
+            )
+            for batch in layout.batches(self._candidates)
         )
+        return _Recipe(layout, coder, needs.slot_bytes, steps)
 
 
-def memory_of(codec: str, chunk_bytes: int, block_bytes: int | None, device: torch.device) -> EncoderMemory:
-    """Return what an encoder needs on a device.
+def memory_of(
+    codecs: Sequence[str], chunk_bytes: int, block_bytes: Mapping[str, int] | None, device: torch.device
+) -> EncoderMemory:
+    """Return what an encoder of some codecs needs on a device.
 
     Raises:
         UnknownCodecError: If there is no such codec on the GPU.
         CodecUnavailableError: If nvCOMP is needed and not installed.
+        CodecError: If no codec is named, or a block size is not one that the codec takes.
     """
-    if codec not in DEVICE_CODEC_NUMBERS:
-        raise UnknownCodecError(f"the GPU has no codec {codec!r}; it has {', '.join(DEVICE_CODEC_NUMBERS)}")
-    if codec == "raw":
-        return raw_encoder_memory(chunk_bytes)
-    size = block_bytes or default_block_bytes(codec)
-    candidates = batch_candidates(codec, chunk_bytes, size)
+    if not codecs:
+        raise CodecError(f"name at least one codec; the GPU has {', '.join(DEVICE_CODEC_NUMBERS)}")
+    memories = [raw_encoder_memory(chunk_bytes)]
+    for codec in codecs:
+        if codec not in DEVICE_CODEC_NUMBERS:
+            raise UnknownCodecError(f"the GPU has no codec {codec!r}; it has {', '.join(DEVICE_CODEC_NUMBERS)}")
+        if codec != "raw":
+            memories.append(_memory_of_one(codec, chunk_bytes, _block_bytes(codec, block_bytes), device))
+    return merged(memories)
+
+
+def _memory_of_one(codec: str, chunk_bytes: int, block_bytes: int, device: torch.device) -> EncoderMemory:
+    candidates = batch_candidates(codec, chunk_bytes, block_bytes)
     torch.cuda.mem_get_info(device)  # makes the device's context current in this thread, as nvCOMP needs it
     with torch.cuda.device(device):
-        return encoder_memory(codec, chunk_bytes, size, _needs(codec, min(size, chunk_bytes), candidates))
+        needs = [_needs(coder, min(block_bytes, chunk_bytes), candidates) for _, coder in _coders(codec)]
+    most = NvcompNeeds(max(need.slot_bytes for need in needs), max(need.temp_bytes for need in needs))
+    return encoder_memory(codec, chunk_bytes, block_bytes, most)
 
 
-def _needs(codec: str, max_block_bytes: int, candidates: int) -> NvcompNeeds:
-    coders = [_coder(codec, word) for word in WordType]
-    slot_bytes = max(coder.max_output_bytes(max_block_bytes) for coder in coders)
-    temp_bytes = max(coder.compress_temp_bytes(candidates, max_block_bytes) for coder in coders)
-    return NvcompNeeds(round_up(slot_bytes, ADDRESS_ALIGNMENT_BYTES), temp_bytes)
+def _block_bytes(codec: str, block_bytes: Mapping[str, int] | None) -> int:
+    nvcomp = nvcomp_codec(codec)
+    size = (block_bytes or {}).get(codec, nvcomp.block_bytes)
+    if not MIN_BLOCK_BYTES <= size <= nvcomp.max_block_bytes or size & (size - 1):
+        raise CodecError(
+            f"blocks of {size} bytes do not suit {codec}; choose a power of two from {MIN_BLOCK_BYTES} to "
+            f"{nvcomp.max_block_bytes}"
+        )
+    return size
 
 
-def _coder(codec: str, word: WordType) -> BatchedCodec:
-    return load_nvcomp().ans(word, ANS_TUNING) if codec == "ans" else load_nvcomp().zstd()
+def _needs(coder: BatchedCodec, max_block_bytes: int, candidates: int) -> NvcompNeeds:
+    slot_bytes = round_up(coder.max_output_bytes(max_block_bytes), ADDRESS_ALIGNMENT_BYTES)
+    return NvcompNeeds(slot_bytes, coder.compress_temp_bytes(candidates, max_block_bytes))
+
+
+def _coders(codec: str) -> list[tuple[WordType, BatchedCodec]]:
+    nvcomp = load_nvcomp()
+    return [(word, nvcomp.coder(nvcomp_codec(codec), word)) for word in WordType]

@@ -6,19 +6,51 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .base import ANS_CODEC, RAW_CODEC, FrameHeader
-from .blocked import BlockKind, BlockTable, check_padding, parse_body
+from .base import RAW_CODEC, FrameHeader
+from .blocked import (
+    BLOCK_ALIGNMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    BlockKind,
+    BlockTable,
+    blocks_start,
+    check_padding,
+    count_blocks,
+    num_planes_of,
+    parse_body,
+)
 from .device_blocks import ADDRESS_ALIGNMENT_BYTES
+from .device_check import PADDING_WORD, Check, check_body
 from .device_plan import BUFFER_ALIGNMENT_BYTES, round_up
-from .device_report import FAILED_WORD, STATE_WORDS, WORD_BYTES, read_digest, report_words
-from .errors import CodecError, CodecUnavailableError, CorruptionError
-from .extras import install_hint
+from .device_report import FAILED_WORD, STATE_WORDS, WORD_BYTES, report_words
+from .errors import CodecError
 from .kernels import indexed, kernels_of
-from .nvcomp import STATUS_BYTES, AnsTuning, BatchedCodec, NvcompBatch, load_nvcomp
+from .nvcomp import STATUS_BYTES, NvcompBatch, decoder_of
 from .words import WordType
 
 DECODE_BATCH_BYTES = 64 << 20
 """nvCOMP decodes at most this many raw bytes at a time, or one block: its Zstd takes 3.1 times that as scratch."""
+
+
+def prefix_bytes(header: FrameHeader) -> int:
+    """Return how much of the start of a body `DeviceDecoder.decode` wants on the host: its table, however long."""
+    if header.codec == RAW_CODEC:
+        return 0
+    num_blocks = count_blocks(header.raw_bytes, num_planes_of(header), MIN_BLOCK_BYTES)
+    return min(header.body_bytes, blocks_start(num_blocks))
+
+
+def undecodable_reason(header: FrameHeader, device: torch.device) -> str | None:
+    """Return why a frame like this cannot be decoded on a CUDA device and what to do about it; None if it can.
+
+    The first call for a device compiles kernels: about a second.
+    """
+    try:
+        kernels_of(indexed(device))
+        if header.codec != RAW_CODEC:
+            decoder_of(header)
+    except CodecError as exc:
+        return str(exc)
+    return None
 
 
 class DeviceDecoder:
@@ -85,7 +117,7 @@ class DeviceDecoder:
                 decoded = body
             else:
                 if not body_verified:
-                    self._verify(header, body)
+                    check_body(header, body, self._stream).wait()
                 decoded = self._decode_blocks(header, body, body_prefix, out, report)
             self._kernels.piece_digests(decoded.data_ptr(), header.raw_bytes, _digest_at(report))
             return Check(header, report, self._stream, (body, out))
@@ -103,6 +135,8 @@ class DeviceDecoder:
         table = parse_body(header, start)
         if start.size == header.body_bytes:
             check_padding(table, start)
+        else:
+            self._check_padding(table, body, report)
         target = out if out.data_ptr() % ADDRESS_ALIGNMENT_BYTES == 0 else torch.empty_like(out)
         if table.num_planes == 1:
             self._restore(header, table, body, target.data_ptr(), 0, report)
@@ -140,7 +174,7 @@ class DeviceDecoder:
         self, header: FrameHeader, arrays: NDArray[np.int64], on_device: torch.Tensor, report: torch.Tensor
     ) -> None:
         """Enqueue nvCOMP on the coded blocks. arrays: int64[4, coded]: sources, stored bytes, targets, raw bytes."""
-        coder = _coder_of(header)
+        coder = decoder_of(header)
         count = arrays.shape[1]
         actual = torch.empty(count, dtype=torch.int64, device=self._device)
         statuses = torch.empty(count, dtype=torch.int32, device=self._device)
@@ -167,15 +201,17 @@ class DeviceDecoder:
         failures = report.data_ptr() + FAILED_WORD * WORD_BYTES
         self._kernels.count_failures(statuses.data_ptr(), actual.data_ptr(), capacities, count, failures)
 
-    def _verify(self, header: FrameHeader, body: torch.Tensor) -> None:
-        report = torch.zeros(report_words(header.body_bytes, num_digests=1), dtype=torch.int64, device=self._device)
-        self._kernels.piece_digests(body.data_ptr(), header.body_bytes, _digest_at(report))
-        found = read_digest(report.cpu().numpy().view(np.uint64)[STATE_WORDS:], header.body_bytes)
-        if found != header.body_digest:
-            raise CorruptionError(
-                f"the body of {header.body_bytes} bytes has digest {found:016x} and its header says "
-                f"{header.body_digest:016x}; it was damaged after it was written: load an earlier checkpoint"
-            )
+    def _check_padding(self, table: BlockTable, body: torch.Tensor, report: torch.Tensor) -> None:
+        """Enqueue counting the bytes that are not zero behind the blocks, each of which ends inside its last 16."""
+        kept = table.stored_bytes % BLOCK_ALIGNMENT_BYTES
+        padded = np.flatnonzero(kept)
+        if not padded.size:
+            return
+        rows = (table.offsets + table.stored_bytes)[padded] // BLOCK_ALIGNMENT_BYTES
+        on_device = torch.from_numpy(np.stack([rows, kept[padded]])).pin_memory().to(self._device, non_blocking=True)
+        columns = torch.arange(BLOCK_ALIGNMENT_BYTES, device=self._device)
+        ends = body.view(-1, BLOCK_ALIGNMENT_BYTES).index_select(0, on_device[0])
+        report[PADDING_WORD] = ((ends != 0) & (columns >= on_device[1].unsqueeze(1))).sum()
 
     def _check(self, header: FrameHeader, body: torch.Tensor, out: torch.Tensor) -> None:
         for name, tensor, num_bytes in (("body", body, header.body_bytes), ("out", out, header.raw_bytes)):
@@ -207,63 +243,12 @@ class DeviceDecoder:
         return self._temp
 
 
-class Check:
-    """The outcome of one decode, on its way to the host. Made by DeviceDecoder.decode."""
-
-    def __init__(
-        self,
-        header: FrameHeader,
-        report: torch.Tensor,
-        stream: torch.cuda.Stream,
-        keep: tuple[torch.Tensor, ...],
-    ) -> None:
-        self._header = header
-        self._keep = keep
-        self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-        self._report.copy_(report, non_blocking=True)
-        self._done = torch.cuda.Event(blocking=True)
-        self._done.record(stream)
-
-    def wait(self) -> None:
-        """Wait for the decoding, without the GIL. May be called again.
-
-        Raises:
-            CorruptionError: If a block did not decode, or the chunk is not the one that was encoded.
-        """
-        self._done.synchronize()
-        self._keep = ()
-        header, words = self._header, self._report.numpy().view(np.uint64)
-        failed = int(words[FAILED_WORD])
-        if failed:
-            raise CorruptionError(
-                f"{failed} blocks of the frame did not decode to their length; load an earlier checkpoint"
-            )
-        found = read_digest(words[STATE_WORDS:], header.raw_bytes)
-        if found != header.raw_digest:
-            raise CorruptionError(
-                f"the decoded chunk of {header.raw_bytes} bytes has digest {found:016x} and its header says "
-                f"{header.raw_digest:016x}; load an earlier checkpoint"
-            )
-
-
 def _digest_at(report: torch.Tensor) -> int:
     return report.data_ptr() + STATE_WORDS * WORD_BYTES
 
 
 def _plane_stride(header: FrameHeader, table: BlockTable) -> int:
     return round_up(header.raw_bytes // table.num_planes, BUFFER_ALIGNMENT_BYTES)
-
-
-def _coder_of(header: FrameHeader) -> BatchedCodec:
-    nvcomp = load_nvcomp()
-    if header.codec != ANS_CODEC:
-        return nvcomp.zstd()
-    if header.parameter != nvcomp.version[0]:
-        raise CodecUnavailableError(
-            f"the frame was written with nvCOMP {header.parameter} and only that major version reads it; nvCOMP "
-            f"{'.'.join(map(str, nvcomp.version))} is installed: {install_hint()} with nvCOMP {header.parameter}"
-        )
-    return nvcomp.ans(header.word, AnsTuning())
 
 
 def _batches(raw_sizes: NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
+from .base import FRAME_ALIGNMENT_BYTES, frame_bound_bytes
 from .blocked import BLOCK_ALIGNMENT_BYTES, blocks_start
 from .device_report import report_words
-from .errors import UnknownCodecError
+from .nvcomp_codecs import nvcomp_codec
 from .words import WordType
 
 BUFFER_ALIGNMENT_BYTES = 256
 """Where buffers and planes start: whole memory transactions."""
-
-BATCH_BYTES = {"zstd": 32 << 20, "ans": 128 << 20}
-"""nvCOMP is given at most this many raw bytes at a time: bounds its output slots, and Zstd's scratch to 700 MiB."""
-
-DEFAULT_BLOCK_BYTES = {"zstd": 16 << 10, "ans": 256 << 10}
-"""Measured on an H200 with chunks of 64 MiB of bf16: a block is one unit of nvCOMP's parallelism, so larger blocks are
-slower (Zstd 64 KiB 3.6 GB/s, 16 KiB 10.9, 4 KiB 16; ANS 1 MiB 182, 256 KiB 266, 64 KiB 303) and hardly smaller
-(Zstd 1.432, 1.432, 1.423; ANS 1.512, 1.508, 1.485)."""
-
-_MIN_CANDIDATE_BYTES = {"zstd": 256, "ans": 4096}
-# The last block of a plane is stored below this: there is nothing to gain, and nvCOMP has read past the end of inputs
-# of a few bytes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +93,13 @@ def lay_out(codec: str, word: WordType, raw_bytes: int, block_bytes: int) -> Blo
     """Decide how a chunk is cut.
 
     Args:
-        codec: `zstd` or `ans`.
+        codec: A codec of nvCOMP.
         word: What one value is.
         raw_bytes: Length of the chunk; a positive multiple of the itemsize.
         block_bytes: Raw bytes of a block.
     """
-    num_planes = 1 if codec == "ans" else word.itemsize
+    nvcomp = nvcomp_codec(codec)
+    num_planes = word.itemsize if nvcomp.splits_planes else 1
     plane_bytes = raw_bytes // num_planes
     whole, rest = divmod(plane_bytes, block_bytes)
     return BlockLayout(
@@ -118,7 +108,7 @@ def lay_out(codec: str, word: WordType, raw_bytes: int, block_bytes: int) -> Blo
         plane_stride=round_up(plane_bytes, BUFFER_ALIGNMENT_BYTES),
         block_bytes=block_bytes,
         coded_planes=_coded_planes(word, num_planes),
-        coded_per_plane=whole + (rest >= _MIN_CANDIDATE_BYTES[codec]),
+        coded_per_plane=whole + (rest >= nvcomp.min_candidate_bytes),
     )
 
 
@@ -127,17 +117,6 @@ def _coded_planes(word: WordType, num_planes: int) -> int:
     if not word.is_float or num_planes == 1:
         return num_planes
     return 2 if word is WordType.F64 else 1
-
-
-def default_block_bytes(codec: str) -> int:
-    """Return the block size that the GPU encoder uses for a codec.
-
-    Raises:
-        UnknownCodecError: If the codec has no blocks or is none of the GPU's.
-    """
-    if codec not in DEFAULT_BLOCK_BYTES:
-        raise UnknownCodecError(f"the GPU has no blocked codec {codec!r}; it has {', '.join(DEFAULT_BLOCK_BYTES)}")
-    return DEFAULT_BLOCK_BYTES[codec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +130,8 @@ class EncoderMemory:
         arrays: Five arrays of one 8-byte item a candidate of the batch.
         offsets: uint64[blocks]
         constant: uint8[blocks]
-        body: One body, per slot.
         report: One report, per slot.
+        frame: One padded frame, per slot, at a multiple of FRAME_ALIGNMENT_BYTES.
     """
 
     planes: int
@@ -161,14 +140,21 @@ class EncoderMemory:
     arrays: int
     offsets: int
     constant: int
-    body: int
     report: int
+    frame: int
 
     def total_bytes(self, num_slots: int) -> int:
         """Return the bytes of one allocation that holds all buffers, those of `num_slots` slots included."""
         sizes = {field.name: round_up(getattr(self, field.name), BUFFER_ALIGNMENT_BYTES) for field in fields(self)}
-        per_slot = sizes["body"] + sizes["report"]
-        return sum(sizes.values()) + (num_slots - 1) * per_slot
+        per_slot = sizes["frame"] + sizes["report"]
+        # An allocator need not give a multiple of the frames' alignment.
+        return FRAME_ALIGNMENT_BYTES + sum(sizes.values()) + (num_slots - 1) * per_slot
+
+
+def merged(memories: Iterable[EncoderMemory]) -> EncoderMemory:
+    """Return what serves several codecs, one chunk at a time: the most of each."""
+    every = list(memories)
+    return EncoderMemory(*(max(getattr(memory, field.name) for memory in every) for field in fields(EncoderMemory)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +172,13 @@ def max_blocks(chunk_bytes: int, num_planes: int, block_bytes: int) -> int:
 
 def batch_candidates(codec: str, chunk_bytes: int, block_bytes: int) -> int:
     """Return the most candidates that one batch may have."""
-    return min(max(BATCH_BYTES[codec] // block_bytes, 1), max_blocks(chunk_bytes, most_planes(codec), block_bytes))
+    fitting = max(nvcomp_codec(codec).batch_bytes // block_bytes, 1)
+    return min(fitting, max_blocks(chunk_bytes, most_planes(codec), block_bytes))
 
 
 def most_planes(codec: str) -> int:
     """Return the most planes that a codec splits any word type into."""
-    return 1 if codec == "ans" else WordType.F64.itemsize
+    return WordType.F64.itemsize if nvcomp_codec(codec).splits_planes else 1
 
 
 def encoder_memory(codec: str, chunk_bytes: int, block_bytes: int, needs: NvcompNeeds) -> EncoderMemory:
@@ -206,14 +193,15 @@ def encoder_memory(codec: str, chunk_bytes: int, block_bytes: int, needs: Nvcomp
         arrays=5 * candidates * 8,
         offsets=blocks * 8,
         constant=blocks,
-        body=round_up(chunk_bytes, BLOCK_ALIGNMENT_BYTES),
         report=report_words(chunk_bytes, num_digests=2) * 8,
+        frame=frame_bound_bytes(chunk_bytes),
     )
 
 
 def raw_encoder_memory(chunk_bytes: int) -> EncoderMemory:
     """Return what an encoder that only digests needs."""
-    return EncoderMemory(0, 0, 0, 0, 0, 0, 0, report=report_words(chunk_bytes, num_digests=1) * 8)
+    report = report_words(chunk_bytes, num_digests=1) * 8
+    return EncoderMemory(0, 0, 0, 0, 0, 0, report=report, frame=frame_bound_bytes(chunk_bytes))
 
 
 def round_up(num_bytes: int, multiple: int) -> int:

@@ -1,6 +1,6 @@
 // The digests of FRAME.md: XXH3-64 with seed 0 and the default secret, after xxHash's doc/xxhash_spec.md.
 //
-// Compiled at run time by kernels.py (NVRTC, C++17, no headers), for compute capability 7.0 and up. Base addresses are
+// Compiled at run time by kernel_files.py: NVRTC, C++17, no headers, compute capability 7.0 and up. Base addresses are
 // multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
 typedef unsigned char u8;

@@ -1,88 +1,57 @@
-"""Compile the CUDA kernels beside this file and launch them on PyTorch's streams. CuPy is imported on first use."""
+"""The CUDA kernels as methods: each call enqueues one launch, in a few microseconds of host time."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from types import ModuleType
-from typing import Protocol, TypeAlias, cast
+import threading
+from types import TracebackType
 
-import numpy as np
 import torch
 
+from .cuda_driver import cuda_driver
 from .device_plan import Batch, BlockLayout
 from .device_report import TAIL_WORDS
 from .digest import PIECE_BYTES
-from .errors import CodecUnavailableError
-from .extras import install_hint
+from .kernel_files import THREADS, load_kernels
 
-_THREADS = 256
-_APPEND_THREADS = 1024
 _UNITS_PER_THREAD = 4
 _TILE_BYTES = 16384
 # As in the .cu files.
 
-_FUNCTIONS = {
-    "digest": ("piece_digests",),
-    "planes": tuple(f"{verb}_planes_{size}" for verb in ("split", "join") for size in (2, 4, 8)),
-    "blocks": (
-        "find_constant_blocks",
-        "lay_out_candidates",
-        "append_blocks",
-        "gather_blocks",
-        "place_blocks",
-        "count_failures",
-    ),
-}
-_OPTIONS = ("--std=c++17",)
-
-
-_Args: TypeAlias = tuple[np.uint32 | np.uint64, ...]
-
-
-class _Launch(Protocol):
-    def __call__(self, grid: tuple[int], block: tuple[int], args: _Args) -> None: ...
-
-
-class _StreamHandle:
-    """A stream of another library, as the CUDA stream protocol wants it."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._address)
+_MAX_COPY_BLOCKS = 1 << 16
+# Thread blocks of one copy, unless there are more pieces: enough to even out pieces of different lengths, few enough
+# that those that find nothing to do cost little.
 
 
 class Kernels:
-    """The kernels, loaded on one device. Each call enqueues one launch on the stream of the enclosing `on`.
+    """The kernels, loaded on one device. Launches go to the stream of the enclosing `on`; any thread may make them.
 
-    Addresses are those of device memory and multiples of 16; whoever calls keeps the memory alive until the stream has
-    passed. Nothing here waits for the device.
+    Addresses are those of device memory and, unless said otherwise, multiples of 16; whoever calls keeps the memory
+    alive until the stream has passed. Nothing here waits for the device or drops the GIL.
 
     Args:
         device: A CUDA device with an index.
 
+    Attributes:
+        driver: The driver that launches them, for other work inside `on`.
+
     Raises:
-        CodecUnavailableError: If CuPy is not installed, or cannot compile for this device.
+        CodecUnavailableError: If CuPy or the driver is missing, or CuPy cannot compile for this device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cupy = _import_cupy()
-        self._device = device
-        with torch.cuda.device(device), self._cupy.cuda.Device(device.index):
-            self._launches = {
-                name: launch for file, names in _FUNCTIONS.items() for name, launch in self._load(file, names).items()
-            }
+        self.driver = cuda_driver()
+        self._kernels = load_kernels(device)
+        self._context = self.driver.primary_context(device.index)
+        self._here = _Here()
 
-    @contextmanager
-    def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Send the launches inside the block to `stream`."""
-        with torch.cuda.device(self._device), self._cupy.cuda.Device(self._device.index), self._current(stream):
-            yield
+    def on(self, stream: torch.cuda.Stream | int) -> _Scope:
+        """Send the launches of this thread inside the `with` block to a stream of the device (or its handle).
+
+        The device's context is current inside; PyTorch's current stream is left as it is.
+        """
+        handle: int = stream if isinstance(stream, int) else stream.cuda_stream
+        return _Scope(self, handle)
 
     def piece_digests(self, source: int, num_bytes: int, words: int, *, length_at: int = 0) -> None:
         """Hash each 64 KiB piece.
@@ -95,51 +64,52 @@ class Kernels:
         """
         num_pieces = -(-num_bytes // PIECE_BYTES)
         if num_pieces:
-            hashes = words + TAIL_WORDS * 8
-            args = (_u64(source), _u64(length_at), _u64(num_bytes), _u64(hashes), _u64(words))
-            self._launch("piece_digests", num_pieces, args)
+            self._launch("piece_digests", num_pieces, source, length_at, num_bytes, words + TAIL_WORDS * 8, words)
 
     def split_planes(self, raw: int, planes: int, layout: BlockLayout, *, rotate: bool) -> None:
         """Split raw[raw_bytes] into planes[num_planes × plane_stride]. For 2, 4 and 8 planes."""
-        args = (_u64(raw), _u64(planes), _u64(layout.plane_stride), _u64(layout.raw_bytes), _u32(rotate))
-        self._launch(f"split_planes_{layout.num_planes}", _plane_grid(layout.raw_bytes, layout.num_planes), args)
+        grid = _plane_grid(layout.raw_bytes, layout.num_planes)
+        name = f"split_planes_{layout.num_planes}"
+        self._launch(name, grid, raw, planes, layout.plane_stride, layout.raw_bytes, rotate)
 
     def join_planes(
         self, planes: int, plane_stride: int, num_planes: int, raw: int, raw_bytes: int, *, rotate: bool
     ) -> None:
         """Undo `split_planes`."""
-        args = (_u64(planes), _u64(plane_stride), _u64(raw), _u64(raw_bytes), _u32(rotate))
-        self._launch(f"join_planes_{num_planes}", _plane_grid(raw_bytes, num_planes), args)
+        grid = _plane_grid(raw_bytes, num_planes)
+        self._launch(f"join_planes_{num_planes}", grid, planes, plane_stride, raw, raw_bytes, rotate)
 
     def find_constant_blocks(self, planes: int, layout: BlockLayout, constant: int) -> None:
         """Set constant[i], uint8[num_blocks], to 1 where all bytes of block i are the same, else to 0."""
-        args: _Args = (
-            _u64(planes),
-            _u64(layout.plane_stride),
-            _u64(layout.plane_bytes),
-            _u32(layout.block_bytes),
-            _u32(layout.blocks_per_plane),
-            _u64(constant),
+        self._launch(
+            "find_constant_blocks",
+            layout.num_blocks,
+            planes,
+            layout.plane_stride,
+            layout.plane_bytes,
+            layout.block_bytes,
+            layout.blocks_per_plane,
+            constant,
         )
-        self._launch("find_constant_blocks", layout.num_blocks, args)
 
     def lay_out_candidates(
         self, planes: int, layout: BlockLayout, batch: Batch, slots: int, slot_bytes: int, arrays: tuple[int, int, int]
     ) -> None:
         """Write nvCOMP's `arrays` for a batch: addresses of the inputs, their lengths, addresses of the outputs."""
-        args: _Args = (
-            _u64(planes),
-            _u64(layout.plane_stride),
-            _u64(layout.plane_bytes),
-            _u32(layout.block_bytes),
-            _u32(layout.coded_per_plane),
-            _u32(batch.first),
-            _u32(batch.count),
-            _u64(slots),
-            _u64(slot_bytes),
-            *(_u64(array) for array in arrays),
+        self._launch(
+            "lay_out_candidates",
+            -(-batch.count // THREADS),
+            planes,
+            layout.plane_stride,
+            layout.plane_bytes,
+            layout.block_bytes,
+            layout.coded_per_plane,
+            batch.first,
+            batch.count,
+            slots,
+            slot_bytes,
+            *arrays,
         )
-        self._launch("lay_out_candidates", -(-batch.count // _THREADS), args)
 
     def append_blocks(
         self,
@@ -153,75 +123,122 @@ class Kernels:
         batch: Batch,
     ) -> None:
         """Decide the kinds of a batch's blocks; write table entries, offsets and the report's first three words."""
-        args: _Args = (
-            *(_u64(address) for address in (report, body, offsets, constant, coded_bytes, statuses)),
-            _u32(batch.first),
-            _u32(batch.low),
-            _u32(batch.high),
-            _u32(layout.num_blocks),
-            _u32(layout.num_planes),
-            _u32(layout.blocks_per_plane),
-            _u64(layout.plane_bytes),
-            _u32(layout.block_bytes),
-            _u32(layout.coded_planes),
-            _u32(layout.coded_per_plane),
-            _u64(layout.raw_bytes),
+        self._launch(
+            "append_blocks",
+            1,
+            report,
+            body,
+            offsets,
+            constant,
+            coded_bytes,
+            statuses,
+            batch.first,
+            batch.low,
+            batch.high,
+            layout.num_blocks,
+            layout.num_planes,
+            layout.blocks_per_plane,
+            layout.plane_bytes,
+            layout.block_bytes,
+            layout.coded_planes,
+            layout.coded_per_plane,
+            layout.raw_bytes,
         )
-        self._launch("append_blocks", 1, args, threads=_APPEND_THREADS)
 
     def gather_blocks(
         self, body: int, offsets: int, planes: int, slots: int, slot_bytes: int, layout: BlockLayout, batch: Batch
     ) -> None:
         """Copy a batch's blocks to where `append_blocks` put them in the body."""
         tiles = -(-layout.max_block_bytes // _TILE_BYTES)
-        args: _Args = (
-            _u64(body),
-            _u64(offsets),
-            _u64(planes),
-            _u64(layout.plane_stride),
-            _u32(layout.block_bytes),
-            _u32(layout.blocks_per_plane),
-            _u64(slots),
-            _u64(slot_bytes),
-            _u32(batch.first),
-            _u32(layout.coded_per_plane),
-            _u32(batch.low),
-            _u32(tiles),
-            _u64(layout.raw_bytes),
+        self._launch(
+            "gather_blocks",
+            (batch.high - batch.low) * tiles,
+            body,
+            offsets,
+            planes,
+            layout.plane_stride,
+            layout.block_bytes,
+            layout.blocks_per_plane,
+            slots,
+            slot_bytes,
+            batch.first,
+            layout.coded_per_plane,
+            batch.low,
+            tiles,
+            layout.raw_bytes,
         )
-        self._launch("gather_blocks", (batch.high - batch.low) * tiles, args)
 
     def place_blocks(self, items: int, num_items: int, max_block_bytes: int) -> None:
         """Restore stored and constant blocks. items: uint64[num_items, 4]: source, target, raw bytes, BlockKind."""
         tiles = -(-max_block_bytes // _TILE_BYTES)
-        self._launch("place_blocks", num_items * tiles, (_u64(items), _u32(tiles)))
+        self._launch("place_blocks", num_items * tiles, items, tiles)
 
     def count_failures(self, statuses: int, actual_bytes: int, expected_bytes: int, count: int, failures: int) -> None:
         """Add to failures[0] the number of blocks with a status or a length that is wrong."""
-        args = (_u64(statuses), _u64(actual_bytes), _u64(expected_bytes), _u32(count), _u64(failures))
-        self._launch("count_failures", -(-count // _THREADS), args)
+        self._launch("count_failures", -(-count // THREADS), statuses, actual_bytes, expected_bytes, count, failures)
 
-    def _launch(self, name: str, grid: int, args: _Args, threads: int = _THREADS) -> None:
-        self._launches[name]((grid,), (threads,), args)
+    def copy_pieces(
+        self,
+        items: int,
+        num_items: int,
+        max_piece_bytes: int,
+        stream: torch.cuda.Stream | int,
+        *,
+        target_base: int = 0,
+    ) -> None:
+        """Copy pieces of device memory, all in one launch. Needs no enclosing `on`.
 
-    def _load(self, file: str, names: tuple[str, ...]) -> dict[str, _Launch]:
-        source = Path(__file__).with_name(f"{file}.cu").read_text(encoding="utf-8")
-        module = self._cupy.RawModule(code=source, options=_OPTIONS)
-        try:
-            return {name: module.get_function(name) for name in names}
-        except (self._cupy.cuda.compiler.CompileException, RuntimeError, ImportError) as exc:
-            raise CodecUnavailableError(
-                f"the GPU kernels in {file}.cu do not compile for {torch.cuda.get_device_name(self._device)}: {exc}; "
-                f"they need compute capability 7.0 or more and CuPy with NVRTC: {install_hint()}"
-            ) from exc
+        Args:
+            items: uint64[num_items, 3] in device memory: source, target and bytes of each piece. The addresses may have
+                any alignment; a piece goes fastest where the two are equal modulo 16. Targets do not overlap anything.
+            num_items: How many pieces.
+            max_piece_bytes: Bytes of the longest piece.
+            stream: A stream of the device, or its handle.
+            target_base: Added to every target, so that items of offsets serve for any buffer; it may be negative.
+        """
+        if not num_items or not max_piece_bytes:
+            return
+        tiles = -(-max_piece_bytes // _TILE_BYTES)
+        parts = max(1, min(tiles, _MAX_COPY_BLOCKS // num_items))
+        with self.on(stream):
+            self._launch("copy_pieces", num_items * parts, items, target_base % (1 << 64), parts)
 
-    def _current(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
-        streams = self._cupy.cuda
-        if hasattr(streams.Stream, "from_external"):  # CuPy 14 and later; it deprecates ExternalStream
-            external = streams.Stream.from_external(_StreamHandle(stream.cuda_stream))
+    def _launch(self, name: str, grid: int, *arguments: int) -> None:
+        self.driver.launch(self._kernels[name], grid, self._here.stream, *arguments)
+
+
+class _Here(threading.local):
+    """Where the launches of one thread go."""
+
+    stream: int
+
+
+class _Scope:
+    """One `with Kernels.on(…)`."""
+
+    __slots__ = ("_kernels", "_outer", "_stream")
+
+    def __init__(self, kernels: Kernels, stream: int) -> None:
+        self._kernels = kernels
+        self._stream = stream
+        self._outer: int | None = None
+
+    def __enter__(self) -> None:
+        kernels = self._kernels
+        kernels.driver.push(kernels._context)
+        here = kernels._here
+        self._outer = getattr(here, "stream", None)
+        here.stream = self._stream
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        kernels = self._kernels
+        if self._outer is None:
+            del kernels._here.stream
         else:
-            external = streams.ExternalStream(stream.cuda_stream, self._device.index)
-        return cast(AbstractContextManager[object], external)
+            kernels._here.stream = self._outer
+        kernels.driver.pop()
 
 
 @functools.cache
@@ -239,20 +256,5 @@ def indexed(device: torch.device) -> torch.device:
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
-def _import_cupy() -> ModuleType:
-    try:
-        return importlib.import_module("cupy")
-    except ImportError as exc:
-        raise CodecUnavailableError(f"encoding and decoding on a GPU needs CuPy ({exc}); {install_hint()}") from exc
-
-
 def _plane_grid(raw_bytes: int, num_planes: int) -> int:
-    return max(1, -(-raw_bytes // ((32 if num_planes == 8 else 16) * _THREADS * _UNITS_PER_THREAD)))
-
-
-def _u32(value: int) -> np.uint32:
-    return np.uint32(value)
-
-
-def _u64(value: int) -> np.uint64:
-    return np.uint64(value)
+    return max(1, -(-raw_bytes // ((32 if num_planes == 8 else 16) * THREADS * _UNITS_PER_THREAD)))

@@ -1,7 +1,7 @@
-"""nvCOMP's batched C API for ANS and Zstandard, through ctypes: it drops the GIL and allocates nothing.
+"""nvCOMP's batched C API through ctypes: it works in buffers of ours and allocates nothing.
 
-The library comes from the wheel nvidia-libnvcomp-cu12 or -cu13 and is loaded on first use. What is bound here is
-declared in its headers nvcomp.h, nvcomp/ans.h, nvcomp/zstd.h and nvcomp/shared_types.h, version 6.
+The library comes from the wheel nvidia-libnvcomp-cu12 or -cu13 and is loaded on first use. The functions bound here are
+the same for every codec (nvcomp_codecs.py lists them) but for their names and for what their option structs mean.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+from .base import FrameHeader
 from .errors import CodecError, CodecUnavailableError
 from .extras import install_hint
+from .nvcomp_codecs import OPTION_BYTES, NvcompCodec, nvcomp_codec_numbered
 from .words import WordType
 
 SUPPORTED_MAJOR = 6
@@ -23,13 +26,9 @@ STATUS_BYTES = 4
 """nvcompStatus_t is a C enum."""
 
 _SUCCESS = 0
-_TYPE_UCHAR, _TYPE_FLOAT8_E4M3, _TYPE_FLOAT16, _TYPE_FLOAT32, _TYPE_FROM_STREAM = 1, 9, 10, 11, 0xFF
-_ANS_TYPES = {
-    WordType.F8: _TYPE_FLOAT8_E4M3,
-    WordType.F16: _TYPE_FLOAT16,
-    WordType.BF16: _TYPE_FLOAT16,
-    WordType.F32: _TYPE_FLOAT32,
-}
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+
+_Call: TypeAlias = Callable[..., None]
 
 
 class NvcompError(CodecError):
@@ -54,53 +53,20 @@ class NvcompError(CodecError):
         )
 
 
-class _AnsCompressOptions(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("type", ctypes.c_int),
-        ("data_type", ctypes.c_int),
-        ("max_sub_chunk_count", ctypes.c_uint8),
-        ("states_per_lane", ctypes.c_uint8),
-        ("histogram_reduction_log2", ctypes.c_uint8),
-        ("reserved", ctypes.c_char * 53),
-    ]
+class _Options(ctypes.Structure):
+    """Any of the option structs. Some hold 64-bit fields, so all are aligned like these."""
 
-
-class _AnsDecompressOptions(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("backend", ctypes.c_int),
-        ("data_type", ctypes.c_int),
-        ("max_sub_chunk_count", ctypes.c_uint8),
-        ("states_per_lane", ctypes.c_uint8),
-        ("skip_validate", ctypes.c_uint8),
-        ("reserved", ctypes.c_char * 53),
-    ]
-
-
-class _ZstdCompressOptions(ctypes.Structure):
-    _fields_: ClassVar = [("reserved", ctypes.c_char * 64)]
-
-
-class _ZstdDecompressOptions(ctypes.Structure):
-    _fields_: ClassVar = [("backend", ctypes.c_int), ("reserved", ctypes.c_char * 60)]
+    _fields_: ClassVar = [("words", ctypes.c_uint64 * (OPTION_BYTES // 8))]
 
 
 class _Properties(ctypes.Structure):
     _fields_: ClassVar = [("version", ctypes.c_uint32), ("cudart_version", ctypes.c_uint32)]
 
 
-@dataclass(frozen=True, slots=True)
-class AnsTuning:
-    """How nvCOMP's ANS codes a block; 0 is its default. Every setting decodes alike.
-
-    Attributes:
-        max_sub_chunk_count: A power of two from 4 to 64.
-        states_per_lane: 1 or 2.
-        histogram_reduction_log2: The histogram is taken from 1 / 2^n of the block; up to 8.
-    """
-
-    max_sub_chunk_count: int = 0
-    states_per_lane: int = 0
-    histogram_reduction_log2: int = 0
+_TEMP_TYPES = (_SIZE, _SIZE, _Options, _ADDRESS, _SIZE, _ADDRESS)
+_LAST_TYPES = (_Options, _ADDRESS, _ADDRESS)  # options, statuses, stream
+_COMPRESS_TYPES = (_ADDRESS, _ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, *_LAST_TYPES)
+_DECOMPRESS_TYPES = (_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS, *_LAST_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,89 +99,86 @@ class NvcompBatch:
 
 
 class BatchedCodec:
-    """One algorithm of nvCOMP with its options. The CUDA device of the calling thread must be the streams' device."""
+    """One codec with its options. The CUDA context of the calling thread must be that of the streams.
 
-    def __init__(
-        self, library: Nvcomp, algorithm: str, compress: ctypes.Structure, decompress: ctypes.Structure
-    ) -> None:
-        self._library = library
-        self._prefix = f"nvcompBatched{algorithm}"
-        self._compress_options = compress
-        self._decompress_options = decompress
+    Args:
+        library: nvCOMP.
+        codec: Which codec.
+        word: What one value of the blocks is, to compress; blocks of any type are decompressed.
+    """
+
+    def __init__(self, library: Nvcomp, codec: NvcompCodec, word: WordType) -> None:
+        prefix = f"nvcompBatched{codec.prefix}"
+        self._to_compress = _Options.from_buffer_copy(codec.options_to_compress(word))
+        self._to_decompress = _Options.from_buffer_copy(codec.options_to_decompress())
+        self._compress_temp = library.function(f"{prefix}CompressGetTempSize", *_TEMP_TYPES)
+        self._decompress_temp = library.function(f"{prefix}DecompressGetTempSize", *_TEMP_TYPES)
+        self._max_output = library.function(f"{prefix}CompressGetMaxOutputChunkSize", _SIZE, _Options, _ADDRESS)
+        self._first_compress = library.function(f"{prefix}CompressAsync", *_COMPRESS_TYPES)
+        self._next_compress = library.function(f"{prefix}CompressAsync", *_COMPRESS_TYPES, keeps_gil=True)
+        self._decompress = library.function(f"{prefix}DecompressAsync", *_DECOMPRESS_TYPES)
+        self._was_called = False
 
     def max_output_bytes(self, max_block_bytes: int) -> int:
         """Return the output buffer that compressing a block of up to `max_block_bytes` needs."""
         size = ctypes.c_size_t()
-        self._call("CompressGetMaxOutputChunkSize", _size(max_block_bytes), self._compress_options, ctypes.byref(size))
+        self._max_output(max_block_bytes, self._to_compress, ctypes.addressof(size))
         return size.value
 
     def compress_temp_bytes(self, num_blocks: int, max_block_bytes: int) -> int:
         """Return the scratch that `compress` needs for up to that many blocks of up to that many bytes."""
-        return self._temp_bytes("CompressGetTempSize", self._compress_options, num_blocks, max_block_bytes)
+        return _temp_bytes(self._compress_temp, self._to_compress, num_blocks, max_block_bytes)
 
     def decompress_temp_bytes(self, num_blocks: int, max_block_bytes: int) -> int:
         """Return the scratch that `decompress` needs for up to that many blocks of up to that many raw bytes."""
-        return self._temp_bytes("DecompressGetTempSize", self._decompress_options, num_blocks, max_block_bytes)
+        return _temp_bytes(self._decompress_temp, self._to_decompress, num_blocks, max_block_bytes)
 
     def compress(self, batch: NvcompBatch, stream: int) -> None:
         """Enqueue the compression of a batch on a CUDA stream (its address).
 
+        Keeps the GIL, but for the first call, which may load the codec's kernels: a call takes some 10 µs, and beside a
+        busy Python thread it can take 5 ms to get the GIL back (see cuda_driver.py).
+
         Raises:
             NvcompError: If nothing was enqueued. What fails later shows in the statuses.
         """
-        self._call(
-            "CompressAsync",
-            _address(batch.inputs),
-            _address(batch.input_bytes),
-            _size(batch.max_block_bytes),
-            _size(batch.num_blocks),
-            _address(batch.temp),
-            _size(batch.temp_bytes),
-            _address(batch.outputs),
-            _address(batch.output_bytes),
-            self._compress_options,
-            _address(batch.statuses),
-            _address(stream),
+        call = self._next_compress if self._was_called else self._first_compress
+        call(
+            batch.inputs,
+            batch.input_bytes,
+            batch.max_block_bytes,
+            batch.num_blocks,
+            batch.temp,
+            batch.temp_bytes,
+            batch.outputs,
+            batch.output_bytes,
+            self._to_compress,
+            batch.statuses,
+            stream,
         )
+        self._was_called = True
 
     def decompress(self, batch: NvcompBatch, stream: int) -> None:
-        """Enqueue the decompression of a batch on a CUDA stream (its address).
+        """Enqueue the decompression of a batch on a CUDA stream (its address). Drops the GIL meanwhile.
 
         nvCOMP trusts what it decodes: check a digest of the input first.
 
         Raises:
             NvcompError: If nothing was enqueued. What fails later shows in statuses and output_bytes.
         """
-        self._call(
-            "DecompressAsync",
-            _address(batch.inputs),
-            _address(batch.input_bytes),
-            _address(batch.capacities),
-            _address(batch.output_bytes),
-            _size(batch.num_blocks),
-            _address(batch.temp),
-            _size(batch.temp_bytes),
-            _address(batch.outputs),
-            self._decompress_options,
-            _address(batch.statuses),
-            _address(stream),
+        self._decompress(
+            batch.inputs,
+            batch.input_bytes,
+            batch.capacities,
+            batch.output_bytes,
+            batch.num_blocks,
+            batch.temp,
+            batch.temp_bytes,
+            batch.outputs,
+            self._to_decompress,
+            batch.statuses,
+            stream,
         )
-
-    def _temp_bytes(self, name: str, options: ctypes.Structure, num_blocks: int, max_block_bytes: int) -> int:
-        size = ctypes.c_size_t()
-        self._call(
-            name,
-            _size(num_blocks),
-            _size(max_block_bytes),
-            options,
-            ctypes.byref(size),
-            _size(num_blocks * max_block_bytes),
-            _address(0),
-        )
-        return size.value
-
-    def _call(self, name: str, *arguments: object) -> None:
-        self._library.call(self._prefix + name, *arguments)
 
 
 class Nvcomp:
@@ -227,35 +190,30 @@ class Nvcomp:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        library.nvcompGetStatusString.restype = ctypes.c_char_p
+        self._with_gil = ctypes.PyDLL(library._name, handle=library._handle)
+        self._describe = library["nvcompGetStatusString"]
+        self._describe.restype = ctypes.c_char_p
         properties = _Properties()
-        self.call("nvcompGetProperties", ctypes.byref(properties))
+        self.function("nvcompGetProperties", _ADDRESS)(ctypes.addressof(properties))
         number = properties.version  # major × 1000 + minor × 100 + patch
         self.version = (number // 1000, number % 1000 // 100, number % 100)
 
-    def ans(self, word: WordType, tuning: AnsTuning) -> BatchedCodec:
-        """Return ANS, typed for a word type when it compresses; it decompresses any type."""
-        compress = _AnsCompressOptions(
-            data_type=_ANS_TYPES.get(word, _TYPE_UCHAR),
-            max_sub_chunk_count=tuning.max_sub_chunk_count,
-            states_per_lane=tuning.states_per_lane,
-            histogram_reduction_log2=tuning.histogram_reduction_log2,
-        )
-        return BatchedCodec(self, "ANS", compress, _AnsDecompressOptions(data_type=_TYPE_FROM_STREAM))
+    def function(self, name: str, *types: Any, keeps_gil: bool = False) -> _Call:
+        """Return a C function that returns a status, as a callable that raises NvcompError unless it is success."""
+        function = (self._with_gil if keeps_gil else self._library)[name]
+        function.argtypes = types
+        function.restype = ctypes.c_int
 
-    def zstd(self) -> BatchedCodec:
-        """Return Zstandard: one standard frame a block."""
-        return BatchedCodec(self, "Zstd", _ZstdCompressOptions(), _ZstdDecompressOptions())
+        def call(*arguments: object) -> None:
+            status = function(*arguments)
+            if status != _SUCCESS:
+                raise NvcompError(name, status, self._describe(status).decode())
 
-    def call(self, function: str, *arguments: object) -> None:
-        """Call a C function that returns a status.
+        return call
 
-        Raises:
-            NvcompError: If the status is not success.
-        """
-        status = getattr(self._library, function)(*arguments)
-        if status != _SUCCESS:
-            raise NvcompError(function, status, self._library.nvcompGetStatusString(status).decode())
+    def coder(self, codec: NvcompCodec, word: WordType) -> BatchedCodec:
+        """Return a codec with its options for a word type."""
+        return BatchedCodec(self, codec, word)
 
 
 @functools.cache
@@ -280,9 +238,28 @@ def load_nvcomp() -> Nvcomp:
     return nvcomp
 
 
-def _address(value: int) -> ctypes.c_void_p:
-    return ctypes.c_void_p(value)
+def decoder_of(header: FrameHeader) -> BatchedCodec:
+    """Return what decompresses the coded blocks of a frame.
+
+    Raises:
+        UnknownCodecError: If nvCOMP has no such codec.
+        CodecUnavailableError: If nvCOMP is missing, or of another version than the one that alone reads the frame.
+    """
+    nvcomp, codec = load_nvcomp(), nvcomp_codec_numbered(header.codec)
+    if codec.needs_same_major and header.parameter != nvcomp.version[0]:
+        raise CodecUnavailableError(
+            f"the frame was written with nvCOMP {header.parameter} and only that major version reads it; nvCOMP "
+            f"{'.'.join(map(str, nvcomp.version))} is installed: {install_hint()} with nvCOMP {header.parameter}"
+        )
+    return _decoder(codec.number)
 
 
-def _size(value: int) -> ctypes.c_size_t:
-    return ctypes.c_size_t(value)
+@functools.cache
+def _decoder(number: int) -> BatchedCodec:
+    return load_nvcomp().coder(nvcomp_codec_numbered(number), WordType.U8)
+
+
+def _temp_bytes(function: _Call, options: _Options, num_blocks: int, max_block_bytes: int) -> int:
+    size = ctypes.c_size_t()
+    function(num_blocks, max_block_bytes, options, ctypes.addressof(size), num_blocks * max_block_bytes, 0)
+    return size.value

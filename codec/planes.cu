@@ -1,6 +1,6 @@
 // The plane split of FRAME.md and its inverse. Plane 0 is the top byte; a float word is rotated by one bit first.
 //
-// Compiled at run time by kernels.py (NVRTC, C++17, no headers), for compute capability 7.0 and up. Base addresses are
+// Compiled at run time by kernel_files.py: NVRTC, C++17, no headers, compute capability 7.0 and up. Base addresses are
 // multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
 typedef unsigned char u8;

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from .ans import AnsCodec
-from .base import Codec
+from .base import ANS_CODEC, BITCOMP_CODEC, CASCADED_CODEC, GDEFLATE_CODEC, LZ4_CODEC, Codec
+from .deflate import DeflateCodec
 from .errors import UnknownCodecError
+from .gpu_only import GpuOnlyCodec
 from .raw import RawCodec
 from .zstd import ZstdCodec
 
-_CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), AnsCodec())
+_CODECS: tuple[Codec, ...] = (
+    RawCodec(),
+    ZstdCodec(),
+    GpuOnlyCodec("ans", ANS_CODEC),
+    GpuOnlyCodec("gdeflate", GDEFLATE_CODEC),
+    DeflateCodec(),
+    GpuOnlyCodec("lz4", LZ4_CODEC),
+    GpuOnlyCodec("bitcomp", BITCOMP_CODEC),
+    GpuOnlyCodec("cascaded", CASCADED_CODEC),
+)
 
 
 def codec_names() -> tuple[str, ...]:
@@ -38,3 +48,12 @@ def codec_numbered(number: int, version: int) -> Codec:
         if (codec.number, codec.version) == (number, version):
             return codec
     raise UnknownCodecError(f"this build has no codec {number} of version {version}; upgrade tidegate")
+
+
+def needs_gpu(name: str) -> bool:
+    """Return whether a codec encodes and decodes on an NVIDIA GPU only.
+
+    Raises:
+        UnknownCodecError: If there is no such codec.
+    """
+    return isinstance(codec_named(name), GpuOnlyCodec)

@@ -13,9 +13,9 @@ from tidegate.codec.base import HEADER_BYTES, FrameHeader, unpack_header
 from tidegate.codec.digest import digest
 from tidegate.codec.errors import CodecError
 from tidegate.storage.aligned import aligned_buffer
-from tidegate.storage.base import ALIGNMENT_BYTES, ObjectWriter, Store
+from tidegate.storage.base import ALIGNMENT_BYTES, DeviceBytes, DeviceWriter, ObjectWriter, Store
 
-from .errors import CorruptCheckpointError
+from .errors import CorruptCheckpointError, InternalError
 
 OBJECT_VERSION = 1
 _TRAILER = struct.Struct("<8sIIQQQQQ")
@@ -57,11 +57,25 @@ class FrameAppender:
         self._entries: list[FrameEntry] = []
         self._end = 0
 
-    def append(self, chunk: int, header: FrameHeader, frame: memoryview) -> Future[None]:
-        """Queue a padded frame; it must stay unchanged until the returned future is done. May block."""
-        future = self._writer.append(frame)
+    @property
+    def takes_device_memory(self) -> bool:
+        """Whether frames may come from the memory of a CUDA device."""
+        return isinstance(self._writer, DeviceWriter)
+
+    def append(self, chunk: int, header: FrameHeader, frame: memoryview | DeviceBytes) -> Future[None]:
+        """Queue a padded frame; it must stay unchanged until the returned future is done. May block.
+
+        Raises:
+            InternalError: It lies on a device, and this object takes no such bytes.
+        """
+        if isinstance(frame, memoryview):
+            future = self._writer.append(frame)
+        elif isinstance(self._writer, DeviceWriter):
+            future = self._writer.append_device(frame)
+        else:
+            raise InternalError(f"object {self._key} takes no bytes of a device")
         self._entries.append(FrameEntry(chunk, self._end, header))
-        self._end += len(frame)
+        self._end += header.padded_bytes
         return future
 
     def finish(self, manifest: Callable[[], bytes] | None = None) -> ObjectRecord:

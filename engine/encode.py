@@ -1,4 +1,4 @@
-"""Turn staged chunks into frames in host memory: on the CPU by a pool of threads, on a GPU on a side stream."""
+"""Turn staged chunks into frames: what encoders have in common, and the one that encodes on the CPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ import torch
 from tidegate.codec.base import HEADER_BYTES, Codec, FrameHeader, frame_bound_bytes
 from tidegate.codec.errors import CorruptionError
 from tidegate.codec.frame import decode_frame, encode_frame
+from tidegate.storage.base import DeviceBytes
 from tidegate.storage.workers import WorkerPool
 
 from .buffers import BufferPool, HostBuffer
+from .errors import InternalError
 from .job import SaveJob, StagedChunk
+from .plan import Chunk
 from .sources import gather
+
+
+class Room(Protocol):
+    """The place that a frame will be made in."""
+
+    def release(self) -> None:
+        """Give it back, once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +34,27 @@ class EncodedFrame:
     """A frame ready to be written.
 
     Attributes:
-        staged: The chunk that it holds.
+        chunk: The chunk that it holds.
         header: Its header.
-        buffer: Holds header, body and zero padding; release it when the frame is written.
+        content: Header, body and zero padding, in host memory or on a device.
+        room: Where that is; release it when the frame is written.
     """
 
-    staged: StagedChunk
+    chunk: Chunk
     header: FrameHeader
-    buffer: HostBuffer
-
-    @property
-    def view(self) -> memoryview:
-        """The padded frame."""
-        return self.buffer.view[: self.header.padded_bytes]
+    content: memoryview | DeviceBytes
+    room: Room
 
 
 class Ticket(Protocol):
     """A frame in the making."""
 
+    def advance(self) -> None:
+        """Begin the next step if the one before it has ended. Never blocks, never raises for the frame."""
+        ...
+
     def finish(self) -> EncodedFrame:
-        """Block until the frame is ready. Raises what went wrong, its buffers released."""
+        """Block until the frame is ready. Raises what went wrong, its room released."""
         ...
 
 
@@ -55,8 +67,16 @@ class ChunkEncoder(Protocol):
 
     depth: int
 
-    def start(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> Ticket:
-        """Begin; `output` has room for the frame and is the encoder's until `finish` returns."""
+    def try_reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
+        """Take room for the frame of a chunk of `num_bytes`, if there is some now."""
+        ...
+
+    def reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
+        """Take room; block until there is some. None if the job has failed."""
+        ...
+
+    def start(self, job: SaveJob, staged: StagedChunk, room: Room) -> Ticket:
+        """Begin; `room`, from this encoder, is its own until `finish` returns."""
         ...
 
 
@@ -68,20 +88,38 @@ class HostEncoder:
         workers: The threads; not closed here.
         num_threads: How many they are.
         scratch: Where packed chunks that are read in place are gathered first.
+        outputs: Where frames are made.
         verify: Decode each frame and compare it with its chunk before it is written.
     """
 
     def __init__(
-        self, codec: Codec, workers: WorkerPool, num_threads: int, scratch: BufferPool, *, verify: bool
+        self,
+        codec: Codec,
+        workers: WorkerPool,
+        num_threads: int,
+        scratch: BufferPool,
+        outputs: BufferPool,
+        *,
+        verify: bool,
     ) -> None:
         self.depth = num_threads + 1
         self._codec = codec
         self._workers = workers
         self._scratch = scratch
+        self._outputs = outputs
         self._verify = verify
 
-    def start(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> Ticket:
+    def try_reserve(self, job: SaveJob, num_bytes: int) -> HostBuffer | None:
+        """Take a buffer, if the budget allows one now."""
+        return self._outputs.try_acquire(output_bytes(num_bytes))
+
+    def reserve(self, job: SaveJob, num_bytes: int) -> HostBuffer | None:
+        """Take a buffer; block until the budget allows one. None if the job has failed."""
+        return self._outputs.acquire(output_bytes(num_bytes), job.failed)
+
+    def start(self, job: SaveJob, staged: StagedChunk, room: Room) -> Ticket:
         """Queue the chunk for the next free thread."""
+        output = host_buffer(room)
         return _HostTicket(self._workers.submit(self._encode, job, staged, output), output)
 
     def _encode(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> EncodedFrame:
@@ -106,7 +144,7 @@ class HostEncoder:
             if scratch is not None:
                 scratch.release()
         job.timeline.add(staged.chunk.index, "encode", start_s)
-        return EncodedFrame(staged, header, output)
+        return EncodedFrame(staged.chunk, header, output.view[: header.padded_bytes], output)
 
 
 def _in_place(staged: StagedChunk) -> torch.Tensor | None:
@@ -144,6 +182,9 @@ class _HostTicket:
     _future: Future[EncodedFrame]
     _output: HostBuffer
 
+    def advance(self) -> None:
+        """Do nothing: the thread goes on by itself."""
+
     def finish(self) -> EncodedFrame:
         try:
             return self._future.result()
@@ -157,6 +198,13 @@ def _check_decodes(frame: torch.Tensor, raw: torch.Tensor) -> None:
     decode_frame(frame, out)
     if not torch.equal(out, raw):
         raise CorruptionError("a frame does not decode to its chunk; this is a bug of the codec or a failing machine")
+
+
+def host_buffer(room: Room) -> HostBuffer:
+    """Return a room that is a host buffer as that."""
+    if not isinstance(room, HostBuffer):
+        raise InternalError(f"a host buffer was expected as room for a frame, not {room!r:.60}")
+    return room
 
 
 def output_bytes(num_bytes: int) -> int:

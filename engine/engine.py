@@ -20,20 +20,21 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.open import open_store
 
 from .commit import MAX_STEP, committed_steps
+from .device_layout import LayoutCache
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
 from .fence import Fence
 from .future import SaveFuture
 from .job import SaveJob
 from .load import load_latest, load_step
-from .options import OnBusy, Options, Verify
-from .plan import SavePlan, plan_save
+from .options import IO_MODES, IoMode, OnBusy, Options, Verify
+from .planned import PlanCache
 from .report import SaveReport
 from .resources import Resources
-from .restore import MapLocation
+from .restore import MapLocation, PartPaths
 from .save import check_absent
 from .snapshot import SnapshotMode, Stager
-from .state import describe
+from .state import Describer
 from .translate import load_error, save_error
 from .types import JSON
 
@@ -45,8 +46,9 @@ class CheckpointEngine:
 
     Args:
         root: Folder or URL of the run's checkpoints, or a Store (which stays open when the engine is closed).
-        codec: "auto" (works here, and decodes on every machine), "zstd", "raw", or "ans" (nvCOMP: CUDA tensors only,
-            decodes on NVIDIA GPUs only).
+        codec: "auto" chooses for every chunk of CUDA tensors, from measured ratios and speeds, what makes the save
+            shortest, and takes "zstd" for those of the CPU. "zstd" and "raw" decode on every machine, "ans" and nvCOMP's
+            other codecs ("gdeflate", "lz4", "bitcomp", "cascaded") on NVIDIA GPUs only, "deflate" on both.
         snapshot: How the state is staged: "host", "device", "lazy", or "auto", the first that fits (snapshot.py).
         chunk_bytes: The pipeline's unit; a multiple of 4,096. Made smaller where the host budget asks for it.
         device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some
@@ -58,7 +60,8 @@ class CheckpointEngine:
             raise an "error".
         keep_last: How many of the newest checkpoints stay after a commit; None: all.
         keep_every: Steps that are multiples of it stay as well.
-        io: "auto", "direct" (past the page cache) or "buffered", for folders.
+        io: How folders are written: "direct" (past the page cache), "buffered", "gds" (from device memory, by KvikIO), or
+            "auto", which measures once and takes the faster.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -79,7 +82,7 @@ class CheckpointEngine:
         on_busy: OnBusy = "wait",
         keep_last: int | None = None,
         keep_every: int | None = None,
-        io: Literal["auto", "direct", "buffered"] = "auto",
+        io: IoMode = "auto",
     ) -> None:
         self._options = Options(
             codec=codec,
@@ -103,7 +106,9 @@ class CheckpointEngine:
         self._stager = Stager(snapshot, self._resources.staging, self._resources.snapshot)
         self._driver = Driver(self._store, self._resources, self._options)
         self._fence = Fence(lambda: self._driver.job)
-        self._plans: dict[bytes, SavePlan] = {}
+        self._describer = Describer()
+        self._plans = PlanCache(self._resources.chunk_bytes)
+        self._layouts = LayoutCache()
         self._saving_thread: int | None = None
         self._pid = os.getpid()
         self._is_closed = False
@@ -160,24 +165,35 @@ class CheckpointEngine:
         return None if job is None or job.future.exception() else job.future.result()
 
     def load(
-        self, step: int | Literal["latest"] = "latest", *, map_location: MapLocation = None, into: object | None = None
+        self,
+        step: int | Literal["latest"] = "latest",
+        *,
+        map_location: MapLocation = None,
+        into: object | None = None,
+        part: PartPaths = None,
     ) -> object:
-        """Load a committed checkpoint. Blocks. A save in flight does not disturb it.
+        """Load a committed checkpoint, or parts of it. Blocks. A save in flight does not disturb it.
 
         Args:
             step: The step, or "latest": the checkpoint committed last. Where that one is damaged, the one before it is
                 loaded and a CheckpointWarning says so.
             map_location: Where tensors go: a device, or a mapping of saved to new devices. None: the CPU.
             into: A state of the same structure whose tensors are filled in place; it is half filled after an error.
+                With `part`, that part; with several, a mapping of their paths to them.
+            part: The path of a part, as error messages write it, such as "model" or "optimizer.state[3]", or a list of
+                several. Only frames that hold tensors of theirs are read.
+
+        Returns:
+            The state; or what stands at `part` in it; or a dict of several parts by path.
 
         Raises:
             CheckpointNotFoundError: The step, or any step, is not committed.
             CorruptCheckpointError: It is damaged, and for "latest" all before it are.
-            LoadError: It cannot be read, or `into` does not fit.
+            LoadError: It cannot be read, `into` does not fit, or there is no such part.
         """
         if step == "latest":
-            return load_latest(self._store, map_location=map_location, into=into)
-        return load_step(self._store, _checked_step(step), map_location=map_location, into=into)
+            return load_latest(self._store, map_location=map_location, into=into, part=part)
+        return load_step(self._store, _checked_step(step), map_location=map_location, into=into, part=part)
 
     def steps(self) -> list[int]:
         """List the committed steps in ascending order. Blocks for a look at the store."""
@@ -211,6 +227,7 @@ class CheckpointEngine:
         finally:
             self._is_closed = True
             self._fence.detach()
+            self._layouts.clear()
             if self._pid == os.getpid():
                 self._driver.close()
                 self._resources.close()
@@ -231,24 +248,23 @@ class CheckpointEngine:
             error.add_note(f"tidegate: the save in flight failed too: {exc}")
 
     def _describe(self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON]) -> SaveJob:
-        table = describe(state)
+        table = self._describer.describe(state)
         try:
             check_absent(self._store, step, overwrite)
         except StorageError as exc:
             raise save_error(exc, f"save of step {step}") from exc
-        plan = self._plans.get(table.signature)
-        if plan is None:
-            devices = [str(source.device) for source in table.sources]
-            plan = plan_save(table.extent_bytes, table.extent_words, devices, self._resources.chunk_bytes)
-            self._plans = {table.signature: plan}
-        job = SaveJob(step, table, plan, metadata, self._resources.wake)
+        planned = self._plans.of(table)
+        job = SaveJob(
+            step, table, planned.plan, metadata, self._resources.wake,
+            layouts=self._layouts, chunk_order=planned.chunk_order,
+        )  # fmt: skip
         self._resources.prepare_for(job)
         self._resources.take_peak_host_bytes()
         return job
 
     def _begin(self, job: SaveJob, overwrite: bool) -> None:
         """Start the background thread and stage the state. What goes wrong here ends the job and is told here only."""
-        owned = self._fence.owned_storages()
+        owned = self._fence.owned_extents(job.table)
         try:
             self._driver.start(job, overwrite=overwrite)
             self._stager.stage(job, owned)
@@ -321,11 +337,11 @@ def _checked_metadata(metadata: Mapping[str, JSON] | None) -> Mapping[str, JSON]
     return copied  # type: ignore[no-any-return]
 
 
-def _open(root: str | os.PathLike[str] | Store, io: Literal["auto", "direct", "buffered"]) -> Store:
+def _open(root: str | os.PathLike[str] | Store, io: IoMode) -> Store:
     if not isinstance(root, str | os.PathLike):
         return root
-    if io not in ("auto", "direct", "buffered"):
-        raise ConfigError(f"io is {io!r}; choose one of auto, direct, buffered")
+    if io not in IO_MODES:
+        raise ConfigError(f"io is {io!r}; choose one of {', '.join(IO_MODES)}")
     try:
         return open_store(root, io=io)
     except StorageError as exc:

@@ -20,6 +20,7 @@ import torch
 from tidegate.codec.words import WordType
 
 from .geometry import Geometry, share_an_element
+from .layout import Layout
 from .measure import Kind, Measured, RefusedTensorError, measure
 from .sources import ExtentSource, Packing, gather, scatter, version_of
 from .table import StateTable, make_tensors, validate_table
@@ -33,6 +34,7 @@ __all__ = [
     "gather",
     "lay_out",
     "make_tensors",
+    "measure",
     "scatter",
     "spec_from_json",
     "spec_to_json",
@@ -42,17 +44,6 @@ __all__ = [
 
 _SPARSE_FACTOR = 4
 _ALIGNMENT_BYTES = 16
-
-
-@dataclass(slots=True)
-class Layout:
-    """Columns of a StateTable; see there."""
-
-    specs: list[TensorSpec]
-    tensor_spec: list[int]
-    tensor_extent: list[int]
-    tensor_offset: list[int]
-    sources: list[ExtentSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,54 +62,59 @@ class _Place:
         return Geometry(self.start, self.kind.spec.itemsize, self.kind.spec.shape, self.kind.strides)
 
 
-def lay_out(tensors: Sequence[torch.Tensor], words: Mapping[int, WordType]) -> Layout:
-    """Find the extents of tensors. Reads no element of them.
+@dataclass(slots=True, eq=False)
+class _Extent:
+    """An extent that has no number yet: columns of a Layout."""
+
+    tensors: tuple[int, ...]
+    start: int
+    num_bytes: int
+    word: WordType
+    device: torch.device
+    packing: Packing | None
+
+
+def lay_out(found: Measured, words: Mapping[int, WordType], roles: Sequence[str]) -> Layout:
+    """Find the extents of measured tensors.
 
     Args:
-        tensors: Distinct tensor objects, of class Tensor or Parameter.
+        found: Distinct tensor objects, measured.
         words: Word types by index, where not that of the dtype, for tensors whose storage nothing else views.
-
-    Raises:
-        RefusedTensorError: One has no plain bytes.
+        roles: Role of each tensor.
     """
-    return _Layouter(tensors).run(words)
+    return _Layouter(found).run(words, roles)
 
 
 class _Layouter:
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._found: Measured = measure(tensors)
+    def __init__(self, found: Measured) -> None:
+        self._found = found
         self._specs: dict[TensorSpec, int] = {}
         self._spec: list[int] = []
-        self._extent: list[int] = [0] * len(tensors)
-        self._offset: list[int] = [0] * len(tensors)
-        self._sources: list[ExtentSource] = []
+        self._offset: list[int] = [0] * len(found.kinds)
+        self._extents: list[_Extent] = []
 
-    def run(self, words: Mapping[int, WordType]) -> Layout:
+    def run(self, words: Mapping[int, WordType], roles: Sequence[str]) -> Layout:
         found = self._found
         spec_of = {kind: self._intern(kind.alone_spec) for kind in dict.fromkeys(found.kinds)}
         self._spec = [spec_of[kind] for kind in found.kinds]
         self._store_unshared(words)
         for indices in found.shared.values():
             self._split_storage(indices)
-        self._number()
-        return Layout(list(self._specs), self._spec, self._extent, self._offset, self._sources)
+        return self._numbered(roles)
 
     def _store_unshared(self, words: Mapping[int, WordType]) -> None:
         """Store the tensors that have a storage to themselves: nearly all, as a rule, so this loop is lean."""
-        found, sources, extent = self._found, self._sources, self._extent
+        found, extents = self._found, self._extents
         shared = {i for indices in found.shared.values() for i in indices}
         kinds = dict.fromkeys(found.kinds)
         of_kind = {kind: (kind.alone_bytes, kind.word, kind.device, kind.packing) for kind in kinds}
-        rows = zip(self._tensors, found.storages, found.starts, found.kinds, strict=True)
-        for i, (tensor, storage, start, kind) in enumerate(rows):
+        for i, (start, kind) in enumerate(zip(found.starts, found.kinds, strict=True)):
             if i in shared:
                 continue
             num_bytes, word, device, packing = of_kind[kind]
             if i in words:
                 word = words[i]
-            extent[i] = len(sources)
-            sources.append(ExtentSource(storage, start, num_bytes, word, device, i, tensor, packing))
+            extents.append(_Extent((i,), start, num_bytes, word, device, packing))
 
     def _intern(self, spec: TensorSpec) -> int:
         return self._specs.setdefault(spec, len(self._specs))
@@ -127,12 +123,8 @@ class _Layouter:
         self, indices: Sequence[int], start: int, num_bytes: int, word: WordType, packing: Packing | None
     ) -> None:
         """Add an extent that begins at byte `start` of the storage of these tensors, the first of them first."""
-        first = indices[0]
-        for i in indices:
-            self._extent[i] = len(self._sources)
-        owner, *more = [self._tensors[i] for i in indices]
-        storage, device = self._found.storages[first], self._found.kinds[first].device
-        self._sources.append(ExtentSource(storage, start, num_bytes, word, device, first, owner, packing, tuple(more)))
+        device = self._found.kinds[indices[0]].device
+        self._extents.append(_Extent(tuple(indices), start, num_bytes, word, device, packing))
 
     def _split_storage(self, indices: Sequence[int]) -> None:
         """Find the extents of tensors that share a storage."""
@@ -183,17 +175,28 @@ class _Layouter:
             self._offset[place.index] = place.start - start
             self._spec[place.index] = self._intern(place.kind.spec)
 
-    def _number(self) -> None:
-        """Number the extents by device (the CPU last), word type and first appearance."""
-        sources = self._sources
-        ranks = {source.device: (source.device.type == "cpu", str(source.device)) for source in sources}
-        if len(ranks) <= 1 and len({source.word for source in sources}) <= 1 and not self._found.shared:
-            return
-        order = sorted(
-            range(len(sources)), key=lambda e: (ranks[sources[e].device], sources[e].word, sources[e].tensor_index)
+    def _numbered(self, roles: Sequence[str]) -> Layout:
+        """Number the extents by device (the CPU last), word type, role and first appearance."""
+        devices = {extent.device for extent in self._extents}
+        ranks = {device: (device.type == "cpu", str(device)) for device in devices}
+        extents = sorted(self._extents, key=lambda e: (ranks[e.device], e.word, roles[e.tensors[0]], e.tensors[0]))
+        extent_of = [0] * len(self._offset)
+        for number, extent in enumerate(extents):
+            for i in extent.tensors:
+                extent_of[i] = number
+        firsts = [extent.tensors[0] for extent in extents]
+        addresses = self._found.addresses
+        return Layout(
+            specs=list(self._specs),
+            tensor_spec=self._spec,
+            tensor_extent=extent_of,
+            tensor_offset=self._offset,
+            extent_bytes=[extent.num_bytes for extent in extents],
+            extent_words=[extent.word for extent in extents],
+            extent_roles=[roles[first] for first in firsts],
+            extent_devices=[extent.device for extent in extents],
+            extent_addresses=[addresses[first] and addresses[first] - self._offset[first] for first in firsts],
+            extent_starts=[extent.start for extent in extents],
+            extent_packings=[extent.packing for extent in extents],
+            extent_tensors=[extent.tensors for extent in extents],
         )
-        number_of = [0] * len(order)
-        for number, extent in enumerate(order):
-            number_of[extent] = number
-        self._sources = [sources[extent] for extent in order]
-        self._extent = [number_of[extent] for extent in self._extent]

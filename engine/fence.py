@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from .job import SaveJob
+from .table import StateTable
+
+_Counts = list[tuple[int, list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """What the optimizers owned of a state.
+
+    Attributes:
+        extents_id: Which extents the state had.
+        layout_id: And where.
+        addresses: Where each extent was.
+        counts: What the optimizers held.
+        extents: The extents that they owned.
+    """
+
+    extents_id: int
+    layout_id: int
+    addresses: list[int]
+    counts: _Counts
+    extents: frozenset[int]
 
 
 class Fence:
@@ -22,9 +45,11 @@ class Fence:
         self._current_job = current_job
         self._optimizers: list[torch.optim.Optimizer] = []
         self._hooks: list[RemovableHandle] = []
+        self._owned: _Owned | None = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Own this optimizer's tensors, and wait before each of its steps."""
+        self._owned = None
         self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self.wait()))
 
@@ -35,7 +60,43 @@ class Fence:
             job.future.wait_staged()
             job.fence_s += time.perf_counter() - start_s
 
-    def owned_storages(self) -> set[int]:
+    def owned_extents(self, table: StateTable) -> frozenset[int]:
+        """Return the extents of a state that lie in storages of the optimizers' parameters and states.
+
+        Remembers the answer while the state lies where it was and the optimizers hold as many tensors as they did. An
+        extent of the CPU that has moved since counts as not owned: it is copied, which is always right.
+        """
+        if not self._optimizers:
+            return frozenset()
+        counts = self._counts()
+        known = self._owned
+        if known is None or known.extents_id != table.extents_id or known.counts != counts:
+            extents = self._look_up(table)
+        elif known.layout_id == table.layout_id:
+            return known.extents
+        else:
+            before, now = known.addresses, table.extent_addresses
+            extents = frozenset(extent for extent in known.extents if before[extent] == now[extent])
+        self._owned = _Owned(table.extents_id, table.layout_id, table.extent_addresses, counts, extents)
+        return extents
+
+    def detach(self) -> None:
+        """Forget the optimizers and remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._optimizers.clear()
+        self._owned = None
+
+    def _look_up(self, table: StateTable) -> frozenset[int]:
+        owned = self._storages()
+        return frozenset(
+            extent
+            for extent, source in enumerate(table.sources)
+            if not source.num_bytes or source.storage.data_ptr() in owned
+        )
+
+    def _storages(self) -> set[int]:
         """Addresses of the storages of all parameters and optimizer states."""
         tensors = [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
         tensors += [
@@ -47,9 +108,6 @@ class Fence:
         ]
         return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
-    def detach(self) -> None:
-        """Forget the optimizers and remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._optimizers.clear()
+    def _counts(self) -> _Counts:
+        """How many parameters have states, and how many parameters each group has, by optimizer."""
+        return [(len(o.state), [len(group["params"]) for group in o.param_groups]) for o in self._optimizers]

@@ -1,80 +1,92 @@
-"""Read one frame and decode it to where its bytes belong, on the CPU or on a GPU."""
+"""Read one frame and decode it on the CPU."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from tidegate.codec.base import HEADER_BYTES
+from tidegate.codec.base import HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.digest import digest
 from tidegate.codec.errors import CorruptionError
 from tidegate.codec.frame import decode_frame
-from tidegate.codec.registry import codec_numbered
 from tidegate.storage.base import Store
 
-from .buffers import BufferPool, HostBuffer
-from .container import FrameEntry
+from .buffers import BufferPool
+from .load_plan import ReadItem
 from .sources import bytes_at
 
+_LEAST_READ_IN_PLACE_BYTES = 1 << 20
+# Below, a second read costs more than a copy.
 
-class FrameDecoder:
-    """Decodes frames for several threads at once.
+
+class HostDecoder:
+    """Reads frames and decodes them, for several threads at once.
 
     Args:
-        pool: Host buffers, for frames and for what is decoded on the CPU on its way elsewhere.
-        chunk_bytes: The longest chunk.
+        store: Where they are.
+        pool: Host buffers, for frames and for what is decoded on its way elsewhere: at most two at a time a thread.
     """
 
-    def __init__(self, pool: BufferPool, chunk_bytes: int) -> None:
+    def __init__(self, store: Store, pool: BufferPool) -> None:
+        self._store = store
         self._pool = pool
-        self._chunk_bytes = chunk_bytes
-        self._gpu = threading.Lock()  # one frame at a time on a GPU: its buffers are large
-        self._gpu_decoders: dict[torch.device, _GpuDecoder] = {}
 
-    def decode_into(self, store: Store, key: str, entry: FrameEntry, out: torch.Tensor) -> None:
-        """Read a frame and decode it into `out`: shape (raw_bytes,), uint8, on any device. Blocks.
+    def decode_into(self, item: ReadItem, out: torch.Tensor) -> None:
+        """Read a frame and decode it. Blocks.
+
+        Args:
+            item: The frame.
+            out: Shape (raw_bytes,), uint8, contiguous, on the CPU, perhaps the caller's; undefined after an error.
 
         Raises:
             CodecError, StorageError: The frame is damaged, or cannot be read or decoded here.
         """
-        with self._frame(store, key, entry) as frame:
-            gpu = self._gpu_for(entry, out.device)
-            if gpu is not None:
-                with self._gpu:
-                    self._gpu_decoder(gpu).decode(entry, frame, out)
-            elif out.device.type == "cpu":
-                decode_frame(frame, bytes_at(out.data_ptr(), out.numel(), out))  # `out` may be the caller's
-            else:
-                with self._buffer(entry.header.raw_bytes) as host:
-                    decode_frame(frame, host)
-                    out.copy_(host)
+        header = item.entry.header
+        own = bytes_at(out.data_ptr(), out.numel(), out)
+        if header.codec == RAW_CODEC and header.raw_bytes >= _LEAST_READ_IN_PLACE_BYTES:
+            self._read_in_place(item, own)
+            return
+        with self._frame(item) as frame:
+            decode_frame(frame, own)
 
     @contextmanager
-    def decoded(self, store: Store, key: str, entry: FrameEntry, device: torch.device) -> Iterator[torch.Tensor]:
-        """Read a frame and lend its decoded bytes: shape (raw_bytes,), uint8, on the CPU or on `device`. Blocks."""
-        if device.type != "cpu":
-            out = torch.empty(entry.header.raw_bytes, dtype=torch.uint8, device=device)
-            self.decode_into(store, key, entry, out)
-            yield out
+    def decoded(self, item: ReadItem) -> Iterator[torch.Tensor]:
+        """Read a frame and lend what it decodes to: shape (raw_bytes,), uint8, on the CPU. Blocks. Raises as above."""
+        header = item.entry.header
+        if header.codec == RAW_CODEC:
+            with self._frame(item) as frame:
+                body = frame[HEADER_BYTES:]
+                check_raw_body(header, digest(body.numpy()))
+                yield body
         else:
-            with self._buffer(entry.header.raw_bytes) as host:
-                self.decode_into(store, key, entry, host)
-                yield host
+            with self._buffer(header.raw_bytes) as out:
+                with self._frame(item) as frame:
+                    decode_frame(frame, out)
+                yield out
+
+    def _read_in_place(self, item: ReadItem, out: torch.Tensor) -> None:
+        header, offset = item.entry.header, item.entry.offset
+        if out.numel() != header.raw_bytes:
+            raise CorruptionError(f"it holds {header.raw_bytes} bytes where {out.numel()} are expected")
+        start = bytearray(HEADER_BYTES)
+        self._store.read_into(item.key, offset, memoryview(start))
+        check_start(header, start)
+        self._store.read_into(item.key, offset + HEADER_BYTES, out.numpy().data)
+        check_raw_body(header, digest(out.numpy()))
 
     @contextmanager
-    def _frame(self, store: Store, key: str, entry: FrameEntry) -> Iterator[torch.Tensor]:
-        with self._buffer(entry.header.frame_bytes) as frame:
-            store.read_into(key, entry.offset, frame.numpy().data)
-            if bytes(frame[:HEADER_BYTES].numpy()) != entry.header.pack():
-                raise CorruptionError("its header differs from the one in the index")
+    def _frame(self, item: ReadItem) -> Iterator[torch.Tensor]:
+        with self._buffer(item.entry.header.frame_bytes) as frame:
+            view = frame.numpy().data
+            self._store.read_into(item.key, item.entry.offset, view)
+            check_start(item.entry.header, view)
             yield frame
 
     @contextmanager
     def _buffer(self, num_bytes: int) -> Iterator[torch.Tensor]:
-        buffer: HostBuffer | None = self._pool.acquire(num_bytes)
+        buffer = self._pool.acquire(num_bytes)
         if buffer is None:
             raise RuntimeError("a buffer pool gave up without being asked to")
         try:
@@ -82,48 +94,18 @@ class FrameDecoder:
         finally:
             buffer.release()
 
-    def _gpu_for(self, entry: FrameEntry, device: torch.device) -> torch.device | None:
-        """The GPU to decode on: the destination if it can, any that can for what no CPU decodes, else None."""
-        codec = codec_numbered(entry.header.codec, entry.header.codec_version).name
-        needs_gpu = codec == "ans"
-        if device.type != "cuda" and not (needs_gpu and torch.cuda.is_available()):
-            return None
-        from tidegate.codec.availability import device_codecs
 
-        found = device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
-        return found if codec in device_codecs(found) else None
-
-    def _gpu_decoder(self, device: torch.device) -> _GpuDecoder:
-        if device not in self._gpu_decoders:
-            self._gpu_decoders[device] = _GpuDecoder(self._chunk_bytes, device)
-        return self._gpu_decoders[device]
+def check_start(header: FrameHeader, start: memoryview | bytearray) -> None:
+    """Raise CorruptionError unless a frame starts with the header that the index has of it."""
+    if bytes(start[:HEADER_BYTES]) != header.pack():
+        raise CorruptionError("its header differs from the one in the index")
 
 
-class _GpuDecoder:
-    """Copies a frame's body to a GPU and decodes it there. One frame at a time."""
-
-    def __init__(self, chunk_bytes: int, device: torch.device) -> None:
-        from tidegate.codec.device import DeviceDecoder
-
-        self._device = device
-        with torch.cuda.device(device):
-            self._stream = torch.cuda.Stream(device)
-            self._decoder = DeviceDecoder(chunk_bytes, device, self._stream)
-            self._body = torch.empty(chunk_bytes, dtype=torch.uint8, device=device)
-            self._out = torch.empty(chunk_bytes, dtype=torch.uint8, device=device)
-
-    def decode(self, entry: FrameEntry, frame: torch.Tensor, out: torch.Tensor) -> None:
-        header = entry.header
-        host_body = frame[HEADER_BYTES : header.frame_bytes]
-        if digest(host_body.numpy()) != header.body_digest:
-            raise CorruptionError("the checksum of its body does not hold")
-        is_direct = out.device == self._device and out.data_ptr() % 16 == 0
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_stream(torch.cuda.default_stream(self._device))
-            body = self._body[: header.body_bytes]
-            body.copy_(host_body, non_blocking=True)
-            target = out if is_direct else self._out[: header.raw_bytes]
-            self._decoder.decode(header, body, host_body.numpy(), target, body_verified=True).wait()
-            if not is_direct:
-                out.copy_(target)
-            self._stream.synchronize()
+def check_raw_body(header: FrameHeader, found: int) -> None:
+    """Raise CorruptionError unless the digest of a raw frame's body, which is the chunk, is what its header says."""
+    for name, promised in (("body", header.body_digest), ("chunk", header.raw_digest)):
+        if found != promised:
+            raise CorruptionError(
+                f"the {name} has digest {found:016x} and the frame header promises {promised:016x}: "
+                "the bytes have changed since they were written; load an earlier checkpoint"
+            )

@@ -14,6 +14,7 @@ from tidegate.codec.words import dtype_name
 from .classes import field_names
 from .errors import LoadError
 from .geometry import Geometry, share_an_element
+from .parts import Part, whole
 from .paths import PathError, join_steps, step_of_live_key
 from .rebuild import MAPPING_TAGS, MAX_DEPTH, Reader, children, tag_of
 from .table import StateTable
@@ -24,24 +25,30 @@ _MAX_SHOWN = 5
 
 
 def match_into(table: StateTable, into: object) -> list[torch.Tensor | None]:
-    """Find the caller's tensor for each stored one.
+    """Find the caller's tensor for each stored one; see `match_parts`."""
+    return match_parts(table, [(whole(table.skeleton), into)])
+
+
+def match_parts(table: StateTable, pairs: Sequence[tuple[Part, object]]) -> list[torch.Tensor | None]:
+    """Find the caller's tensor for each stored one of some parts of the state.
 
     Containers must have the same keys or lengths (dicts of any class match each other, and so do lists and tuples);
     tensors the same shape and dtype. Leaves that are not tensors are not compared. Nothing is changed.
 
     Args:
         table: What is stored.
-        into: The caller's state.
+        pairs: The parts, each with the caller's own.
 
     Returns:
-        By tensor: the one to fill; None for an array or bytes, which the load makes anew.
+        By tensor: the one to fill; None for an array or bytes, which the load makes anew, and outside of the parts.
 
     Raises:
         LoadError: They do not match; `fqn` and the message say where, and what both sides are.
     """
     matcher = _Matcher(table)
     try:
-        matcher.node(table.skeleton, into, "", 0)
+        for part, into in pairs:
+            matcher.node(part.node, into, part.steps, 0)
     except (PathError, RecursionError) as exc:
         raise LoadError(f"the stored state cannot be matched with `into`: {exc}", stage="place") from None
     _check_sharing(table, matcher.found)

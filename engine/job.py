@@ -11,6 +11,7 @@ import torch
 
 from .buffers import HostBuffer
 from .commit import CommitRecord
+from .device_layout import DeviceLayout, LayoutCache
 from .errors import TornSnapshotError
 from .future import SaveFuture
 from .latch import Latch
@@ -26,18 +27,18 @@ class StagedChunk:
     """The bytes of one chunk, somewhere that the pipeline may read.
 
     Exactly one of these holds: `buffer` has the copy, behind room for a frame header; `device_bytes` has it in a
-    device snapshot; or neither, and `sources` are read where they live.
+    device snapshot; or neither, and the extents are read where they live.
 
     Attributes:
         chunk: What it is.
-        sources: Its extents in the caller's memory.
+        table: The state that it is part of.
         buffer: Host copy; released by the encoder.
         device_bytes: Shape (chunk.num_bytes,), uint8, CUDA.
         ready: The CUDA event after which the bytes are valid.
     """
 
     chunk: Chunk
-    sources: tuple[ExtentSource, ...]
+    table: StateTable
     buffer: HostBuffer | None = None
     device_bytes: torch.Tensor | None = None
     ready: torch.cuda.Event | None = None
@@ -45,7 +46,13 @@ class StagedChunk:
     @property
     def device(self) -> torch.device:
         """Where the caller's tensors are."""
-        return self.sources[0].device
+        return self.table.extent_devices[self.chunk.first_extent]
+
+    @property
+    def sources(self) -> list[ExtentSource]:
+        """Its extents in the caller's memory. Made when first asked for, so the training thread should not ask."""
+        sources = self.table.sources
+        return [sources[i] for i in range(self.chunk.first_extent, self.chunk.end_extent)]
 
     @property
     def is_live(self) -> bool:
@@ -61,6 +68,9 @@ class SaveJob:
 
     Attributes:
         failure: What went wrong first.
+        live_layouts: For chunks that are read in place, by device: how to gather one of them on its device.
+        writes_from_device: Whether the store takes frames from device memory.
+        written_bytes: Bytes of the frames that are in the store.
         was_told: Whether `save_async` itself has raised that, so that nobody needs to be told again.
 
     Args:
@@ -69,6 +79,8 @@ class SaveJob:
         plan: Its chunks.
         metadata: The caller's own JSON.
         wake: Called after a failure, so that whoever waits for buffers asks `failed` again.
+        layouts: Layouts of device snapshots that earlier saves have made.
+        chunk_order: The plan's chunks in the order in which they are to be staged; by default that of the plan.
     """
 
     def __init__(
@@ -78,11 +90,16 @@ class SaveJob:
         plan: SavePlan,
         metadata: Mapping[str, JSON],
         wake: Callable[[], None] = lambda: None,
+        layouts: LayoutCache | None = None,
+        chunk_order: Sequence[Chunk] | None = None,
     ) -> None:
         self.step = step
         self.table = table
         self.plan = plan
         self.metadata = metadata
+        self.layouts = layouts or LayoutCache()
+        self.chunk_order = plan.chunks if chunk_order is None else chunk_order
+        self.live_layouts: dict[torch.device, DeviceLayout] = {}
         self.future = SaveFuture()
         self.finished = Latch()
         self.timeline = Timeline()
@@ -94,12 +111,13 @@ class SaveJob:
         self.failure: BaseException | None = None
         self.was_told = False
         self.replaced: CommitRecord | None = None
+        self.writes_from_device = False
+        self.written_bytes = 0
         self._wake = wake
         self._is_drained = False
         self._queue: queue.SimpleQueue[StagedChunk | None] = queue.SimpleQueue()
         self._num_live = 0
-        self._live: list[ExtentSource] = []
-        self._live_versions: list[int] = []
+        self._live: list[Chunk] = []
         self._live_lock = threading.RLock()
         self._is_staging = True
         self._may_start = Latch()
@@ -110,8 +128,7 @@ class SaveJob:
         if staged.is_live:
             with self._live_lock:
                 self._num_live += 1
-                self._live.extend(staged.sources)
-                self._live_versions.extend(versions_of(_owners(staged.sources)))
+                self._live.append(staged.chunk)
         self._queue.put(staged)
 
     def end_staging(self) -> None:
@@ -122,9 +139,9 @@ class SaveJob:
         if not self._is_staging:
             return
         try:
-            moved = _first_moved(self._versions, versions_of(self.table.tensors))
-            if moved is not None:
-                self._fail_torn(self.table.fqn(moved))
+            moved = _moved(self._versions, versions_of(self.table.tensors))
+            if moved:
+                self._fail_torn(self.table.fqn(moved[0]))
         except BaseException as exc:
             self.fail(exc)
             raise
@@ -178,6 +195,12 @@ class SaveJob:
         elif staged.is_live:
             self.live_chunk_was_read()
 
+    def was_written(self, chunk: int, num_bytes: int, start_s: float) -> None:
+        """Say that a frame is in the store."""
+        self.timeline.add(chunk, "write", start_s)
+        with self._live_lock:
+            self.written_bytes += num_bytes
+
     def fail(self, failure: BaseException) -> None:
         """Record the first failure, and wake whoever waits for room."""
         if self.failure is None:
@@ -199,12 +222,14 @@ class SaveJob:
 
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
-        owners = _owners(self._live)
-        moved = _first_moved(self._live_versions, versions_of(owners))
-        if moved is not None:
-            torn = next(s for s in self._live if any(owner is owners[moved] for owner in _owners([s])))
-            self._fail_torn(self.table.fqn(torn.tensor_index))
-        self._live.clear()
+        if self._live:
+            live = {extent for chunk in self._live for extent in range(chunk.first_extent, chunk.end_extent)}
+            extents = self.table.tensor_extent
+            moved = _moved(self._versions, versions_of(self.table.tensors))
+            torn = next((i for i in moved if extents[i] in live), None)
+            if torn is not None:
+                self._fail_torn(self.table.fqn(torn))
+            self._live.clear()
         self.future.mark_staged()
 
     def _fail_torn(self, fqn: str) -> None:
@@ -219,12 +244,8 @@ class SaveJob:
         )
 
 
-def _owners(sources: Sequence[ExtentSource]) -> list[torch.Tensor]:
-    """The tensors that view some extents."""
-    return [owner for source in sources for owner in (source.owner, *source.more_owners)]
-
-
-def _first_moved(before: Sequence[int], now: Sequence[int]) -> int | None:
+def _moved(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    """Indices of the versions that differ."""
     if before == now:
-        return None
-    return next(i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new)
+        return []
+    return [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]

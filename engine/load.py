@@ -20,7 +20,7 @@ from .errors import (
     LoadOSError,
 )
 from .manifest import Manifest, parse_manifest
-from .restore import LoadPlan, MapLocation, load_state, plan_load
+from .restore import LoadPlan, MapLocation, PartPaths, load_state, plan_load
 from .translate import load_error
 
 _NUM_TRIES = 20
@@ -28,8 +28,15 @@ _NUM_EMPTY_LOOKS = 3
 _MAX_MANIFEST_BYTES = 4 << 30
 
 
-def load_step(store: Store, step: int, *, map_location: MapLocation = None, into: object | None = None) -> object:
-    """Load one committed step. Blocks.
+def load_step(
+    store: Store,
+    step: int,
+    *,
+    map_location: MapLocation = None,
+    into: object | None = None,
+    part: PartPaths = None,
+) -> object:
+    """Load one committed step, or parts of it; for the arguments see `load_state`. Blocks.
 
     A checkpoint that is replaced while it is read is read again: the caller gets the old one or the new one.
     """
@@ -40,15 +47,20 @@ def load_step(store: Store, step: int, *, map_location: MapLocation = None, into
         record = parse_commit(text, step)
         try:
             manifest, plan = open_checkpoint(store, record)
-            return load_state(store, manifest, plan, map_location=map_location, into=into)
+            return load_state(store, manifest, plan, map_location=map_location, into=into, part=part)
         except CheckpointError:
             if attempt == _NUM_TRIES - 1 or _commit_text(store, step) == text:
                 raise
     raise CheckpointNotFoundError(f"step {step} at {store.url} is replaced faster than it can be read")
 
 
-def load_latest(store: Store, *, map_location: MapLocation = None, into: object | None = None) -> object:
-    """Load the checkpoint that was committed last and is whole. Blocks. Warns of each damaged one passed over."""
+def load_latest(
+    store: Store, *, map_location: MapLocation = None, into: object | None = None, part: PartPaths = None
+) -> object:
+    """Load the checkpoint that was committed last and is whole, or parts of it; for the arguments see `load_state`.
+
+    Blocks. Warns of each damaged one passed over. Of one that is loaded in part, only what is read is looked at.
+    """
     num_empty_looks = 0
     for _ in range(_NUM_TRIES):
         try:
@@ -59,7 +71,7 @@ def load_latest(store: Store, *, map_location: MapLocation = None, into: object 
         for record in reversed(records):
             try:
                 manifest, plan = open_checkpoint(store, record)
-                state = load_state(store, manifest, plan, map_location=map_location, into=into)
+                state = load_state(store, manifest, plan, map_location=map_location, into=into, part=part)
             except (CorruptCheckpointError, LoadOSError) as exc:
                 if isinstance(exc, LoadOSError) and exc.errno != errno.EIO:
                     raise

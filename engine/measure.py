@@ -68,12 +68,14 @@ class Measured:
         kinds: The kind of each.
         storages: The storage of each.
         starts: Byte offset of the first element in the storage.
+        addresses: Address of the first element; 0 if there is none.
         shared: The indices, in order, of the tensors of each storage that more than one views, by the first of them.
     """
 
     kinds: list[Kind] = field(default_factory=list)
     storages: list[torch.UntypedStorage] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
     shared: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -90,17 +92,16 @@ def measure(tensors: Sequence[torch.Tensor]) -> Measured:
     try:
         for i, tensor in enumerate(tensors):
             dtype = tensor.dtype
-            key = (
-                type(tensor), dtype, tensor.shape, tensor.stride(), tensor.device,
-                tensor.requires_grad, tensor.is_neg(), dtype.is_complex and tensor.is_conj(),
-            )  # fmt: skip
+            key = kind_key(tensor)
             kind = kind_of.get(key)
             if kind is None:
                 kind = kind_of[key] = _kind(tensor, i)
             storage = tensor.untyped_storage()
             start = int(tensor.storage_offset()) * dtype.itemsize
-            if kind.span_bytes and (storage.nbytes() < start + kind.span_bytes or not storage.data_ptr()):
+            base = storage.data_ptr() if kind.span_bytes else 0
+            if kind.span_bytes and (storage.nbytes() < start + kind.span_bytes or not base):
                 raise RefusedTensorError(i, "its storage has been freed; save it while its values are there")
+            found.addresses.append(base and base + start)
             found.kinds.append(kind)
             found.storages.append(storage)
             found.starts.append(start)
@@ -111,6 +112,15 @@ def measure(tensors: Sequence[torch.Tensor]) -> Measured:
         reason = _why_no_bytes(tensors[i]) or f"torch cannot tell where its bytes are ({exc!s:.120}); pass a plain copy"
         raise RefusedTensorError(i, reason) from exc
     return found
+
+
+def kind_key(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what makes two tensors of one kind. Raises RuntimeError for one without strides."""
+    dtype = tensor.dtype
+    return (
+        type(tensor), dtype, tensor.shape, tensor.stride(), tensor.device,
+        tensor.requires_grad, tensor.is_neg(), dtype.is_complex and tensor.is_conj(),
+    )  # fmt: skip
 
 
 def _kind(tensor: torch.Tensor, index: int) -> Kind:

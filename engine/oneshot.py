@@ -13,10 +13,10 @@ from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, Corru
 from .job import SaveJob
 from .manifest import parse_manifest
 from .options import Options
-from .plan import plan_save
+from .planned import plan_table
 from .report import SaveReport
 from .resources import Resources
-from .restore import MapLocation, load_state, plan_load
+from .restore import MapLocation, PartPaths, load_state, plan_load
 from .save import make_report, write_object
 from .snapshot import stage_in_place
 from .state import describe
@@ -47,16 +47,15 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
     table = describe(state)
     resources = Resources(options)
     try:
-        devices = [str(source.device) for source in table.sources]
-        plan = plan_save(table.extent_bytes, table.extent_words, devices, resources.chunk_bytes)
-        job = SaveJob(_NO_STEP, table, plan, {}, resources.wake)
+        planned = plan_table(table, resources.chunk_bytes)
+        job = SaveJob(_NO_STEP, table, planned.plan, {}, resources.wake, chunk_order=planned.chunk_order)
         job.modes.add("in place")
         resources.prepare_for(job)
         stage_in_place(job)
         store, key = _open(path_or_url)
         try:
             record, totals = write_object(
-                job, store.create(key, size_hint_bytes=plan.raw_bytes // 2, replace=True), key, resources,
+                job, store.create(key, size_hint_bytes=planned.plan.raw_bytes // 2, replace=True), key, resources,
                 stands_alone=True,
             )  # fmt: skip
         finally:
@@ -72,22 +71,30 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
 
 
 def load(
-    path_or_url: str | os.PathLike[str], *, map_location: MapLocation = None, into: object | None = None
+    path_or_url: str | os.PathLike[str],
+    *,
+    map_location: MapLocation = None,
+    into: object | None = None,
+    part: PartPaths = None,
 ) -> object:
-    """Load what `tidegate.save` wrote. Blocks. Runs nothing that the file names.
+    """Load what `tidegate.save` wrote, or parts of it. Blocks. Runs nothing that the file names.
 
     Args:
         path_or_url: The file.
         map_location: Where tensors go: a device, or a mapping of saved to new devices. None: the CPU.
-        into: A state of the same structure whose tensors are filled in place; it is half filled after an error.
+        into: A state of the same structure whose tensors are filled in place; it is half filled after an error. With
+            `part`, that part; with several, a mapping of their paths to them.
+        part: The path of a part, as error messages write it, such as "model" or "optimizer.state[3]", or a list of
+            several. Only frames that hold tensors of theirs are read.
 
     Returns:
-        The state. Dataclasses, Enums and namedtuples need their class in `torch.serialization.add_safe_globals`.
+        The state; or what stands at `part` in it; or a dict of several parts by path. Dataclasses, Enums and
+        namedtuples need their class in `torch.serialization.add_safe_globals`.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
         CorruptCheckpointError: The file is damaged, or no tidegate file.
-        LoadError: It cannot be read, or `into` does not fit.
+        LoadError: It cannot be read, `into` does not fit, or there is no such part.
     """
     if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
         path = Path(path_or_url)
@@ -107,7 +114,8 @@ def load(
                     stage="open",
                 )
             manifest = parse_manifest(index.manifest, key)
-            return load_state(store, manifest, plan_load(manifest, [index]), map_location=map_location, into=into)
+            plan = plan_load(manifest, [index])
+            return load_state(store, manifest, plan, map_location=map_location, into=into, part=part)
         finally:
             store.close()
     except CheckpointError:

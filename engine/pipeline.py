@@ -1,7 +1,7 @@
 """The stages of a save: chunk i is encoded while chunk i − 1 is written.
 
-    staged chunks ──▶ encoder (threads, or a side stream) ──▶ appender (the store's threads)
-                         at most `depth` at once                as many as the output buffers allow
+    staged chunks ──▶ encoder (threads, or side streams and a copy to the host) ──▶ appender (the store's threads)
+                         at most `depth` at once                    as many as there is room for frames
 
 One thread, the driver, runs `Pipeline.run`. It starts chunks in the order in which they come and appends their frames
 in that same order, so a file's bytes do not depend on which thread was faster.
@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from .buffers import BufferPool, HostBuffer
 from .container import FrameAppender
-from .encode import ChunkEncoder, EncodedFrame, Ticket, output_bytes
+from .encode import ChunkEncoder, EncodedFrame, Room, Ticket
 from .job import SaveJob, StagedChunk
 from .report import CodecTotals
 
@@ -24,16 +23,12 @@ class Pipeline:
     """Move the staged chunks of one save through encoder and appender.
 
     Args:
-        encoder_for: Chooses the encoder of a chunk.
-        outputs: Host buffers for frames; what they may hold bounds the frames in flight.
+        encoder_for: Chooses the encoder of a chunk. The room that it has for frames bounds those in flight.
         appender: The object that takes the frames.
     """
 
-    def __init__(
-        self, encoder_for: Callable[[StagedChunk], ChunkEncoder], outputs: BufferPool, appender: FrameAppender
-    ) -> None:
+    def __init__(self, encoder_for: Callable[[StagedChunk], ChunkEncoder], appender: FrameAppender) -> None:
         self._encoder_for = encoder_for
-        self._outputs = outputs
         self._appender = appender
         self._started: deque[Ticket] = deque()
         self._totals: dict[int, CodecTotals] = {}
@@ -70,32 +65,38 @@ class Pipeline:
             raise job.failure
         encoder = self._encoder_for(staged)
         self._drain(job, encoder.depth - 1)
-        output = self._output(job, staged.chunk.num_bytes)
+        room = self._room(job, encoder, staged.chunk.num_bytes)
         try:
-            self._started.append(encoder.start(job, staged, output))
+            self._started.append(encoder.start(job, staged, room))
         except BaseException:
-            output.release()
+            room.release()
             raise
+        self._advance()
 
-    def _output(self, job: SaveJob, num_bytes: int) -> HostBuffer:
-        # Frames that are encoded but not appended hold buffers too: append them before waiting for a buffer.
+    def _room(self, job: SaveJob, encoder: ChunkEncoder, num_bytes: int) -> Room:
+        # Frames that are encoded but not appended take room too: append them before waiting for some.
         while self._started:
-            buffer = self._outputs.try_acquire(output_bytes(num_bytes))
-            if buffer is not None:
-                return buffer
+            room = encoder.try_reserve(job, num_bytes)
+            if room is not None:
+                return room
             self._drain(job, len(self._started) - 1)
-        buffer = self._outputs.acquire(output_bytes(num_bytes), job.failed)
-        if buffer is None:
+        room = encoder.reserve(job, num_bytes)
+        if room is None:
             raise job.failure or RuntimeError("a buffer pool gave up without being asked to")
-        return buffer
+        return room
 
     def _drain(self, job: SaveJob, num_left: int) -> None:
         while len(self._started) > num_left:
+            self._advance()  # so that the frames behind are copied while the oldest is waited for
             self._append(job, self._started.popleft().finish())
+
+    def _advance(self) -> None:
+        for ticket in self._started:
+            ticket.advance()
 
     def _append(self, job: SaveJob, frame: EncodedFrame) -> None:
         start_s = job.timeline.now()
-        chunk = frame.staged.chunk
+        chunk = frame.chunk
         before = self._totals.get(frame.header.codec, CodecTotals(0, 0, 0))
         self._totals[frame.header.codec] = CodecTotals(
             before.num_frames + 1,
@@ -104,16 +105,16 @@ class Pipeline:
         )
 
         def written(future: Future[None]) -> None:
-            frame.buffer.release()
+            frame.room.release()
             if future.cancelled() or (error := future.exception()) is not None:
                 job.fail(RuntimeError("the write was cancelled") if future.cancelled() else error)  # type: ignore[arg-type]
             else:
-                job.timeline.add(chunk.index, "write", start_s)
+                job.was_written(chunk.index, frame.header.padded_bytes, start_s)
 
         try:
-            future = self._appender.append(chunk.index, frame.header, frame.view)
+            future = self._appender.append(chunk.index, frame.header, frame.content)
         except BaseException:
-            frame.buffer.release()
+            frame.room.release()
             raise
         future.add_done_callback(written)
 
@@ -121,7 +122,7 @@ class Pipeline:
         """Give back what the save holds: let started tickets end, and take in what is still being staged."""
         for ticket in self._started:
             try:
-                ticket.finish().buffer.release()
+                ticket.finish().room.release()
             except Exception as exc:  # noqa: BLE001 - the first failure is the one that is raised
                 job.fail(exc)
         self._started.clear()

@@ -18,7 +18,7 @@ class Chunk:
     """Bytes [offset, offset + num_bytes) of extents [first_extent, end_extent) laid end to end.
 
     A chunk is either one piece of one large extent, or several whole small extents (then `offset` is 0). All its
-    extents have one word type and lie on one device.
+    extents have one word type and one role, and lie on one device.
     """
 
     index: int
@@ -44,21 +44,27 @@ class SavePlan:
 
 
 def plan_save(
-    extent_bytes: Sequence[int], extent_words: Sequence[WordType], extent_devices: Sequence[str], chunk_bytes: int
+    extent_bytes: Sequence[int],
+    extent_words: Sequence[WordType],
+    extent_devices: Sequence[str],
+    extent_roles: Sequence[str],
+    chunk_bytes: int,
 ) -> SavePlan:
     """Cut extents into chunks of at most `chunk_bytes`, less where the state is small, so that its stages overlap too.
 
-    An extent longer than a chunk is cut into pieces; shorter neighbours of one word type and device share a chunk.
+    An extent longer than a chunk is cut into pieces; shorter neighbours of one word type, role and device share one.
     Empty extents need no bytes and may lie in any chunk or in none.
 
     Args:
         extent_bytes: Length of each extent.
         extent_words: Word type of each extent.
         extent_devices: Device of each extent, such as "cpu" or "cuda:0".
+        extent_roles: Role of each extent, such as "exp_avg"; values of one role compress alike.
         chunk_bytes: The longest chunk; a multiple of 4,096.
     """
     raw_bytes = sum(extent_bytes)
     chunk_bytes = min(chunk_bytes, max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
+    groups = list(zip(extent_words, extent_devices, extent_roles, strict=True))
     chunks: list[Chunk] = []
     first = 0
     filled = 0
@@ -70,8 +76,7 @@ def plan_save(
         first, filled = end, 0
 
     for i, num_bytes in enumerate(extent_bytes):
-        is_other = i > first and (extent_words[i] != extent_words[i - 1] or extent_devices[i] != extent_devices[i - 1])
-        if is_other or filled + num_bytes > chunk_bytes:
+        if (i > first and groups[i] != groups[i - 1]) or filled + num_bytes > chunk_bytes:
             flush(i)
         if num_bytes > chunk_bytes:
             for offset in range(0, num_bytes, chunk_bytes):

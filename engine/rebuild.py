@@ -21,27 +21,31 @@ from .types import JSON
 MAX_DEPTH = 300
 """How deep the JSON of a skeleton may nest; more than `take_apart` ever writes."""
 
+INDEX_TAGS = ("t", "ndarray", "bytes@", "bytearray@")
+"""The tags of arrays that name a tensor: after the tag comes its index."""
+
 MAPPING_TAGS = frozenset({"dict", "OrderedDict", "OrderedDict@", "defaultdict", "Counter"})
 _KEY_TAGS = frozenset(LEAF_TAGS.keys() - {"bytearray"}) | {
     "tuple", "frozenset", "enum", "namedtuple", "npscalar", "np.str_", "np.bytes_", "np.dtype",
 }  # fmt: skip
 
 
-def rebuild(skeleton: JSON, tensors: Sequence[torch.Tensor]) -> object:
-    """Build the state again.
+def rebuild(skeleton: JSON, tensors: Sequence[torch.Tensor | None], steps: str = "") -> object:
+    """Build the state, or a part of it, again.
 
     Args:
-        skeleton: What `take_apart` wrote, or what a file claims that it wrote.
-        tensors: By index; those of `make_tensors`, or the caller's own to be loaded into.
+        skeleton: What `take_apart` wrote, or what a file claims that it wrote; or what stands somewhere in it.
+        tensors: By index; those of `make_tensors`, or the caller's own to be loaded into. None: not loaded.
+        steps: The steps to where `skeleton` stands in the state's, in a row, for error messages.
 
     Returns:
-        The state, in which every place that names tensor i holds `tensors[i]` itself.
+        The state or part, in which every place that names tensor i holds `tensors[i]` itself.
 
     Raises:
         CorruptCheckpointError: The skeleton is malformed.
         LoadError: It holds instances of classes that the caller has not allowed, or values that this machine lacks.
     """
-    return Reader(tensors).state(skeleton)
+    return Reader(tensors).state(skeleton, steps)
 
 
 def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
@@ -53,7 +57,7 @@ def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
     stack: list[tuple[_Way, JSON]] = [(None, skeleton)]
     while stack:
         way, node = stack.pop()
-        if isinstance(node, list) and tag_of(node) in _INDEX_TAGS:
+        if isinstance(node, list) and tag_of(node) in INDEX_TAGS:
             index = node[1] if len(node) > 1 else None
             if type(index) is int and 0 <= index < num_tensors and not paths[index]:
                 paths[index] = _spelled(way)
@@ -66,7 +70,6 @@ def tensor_paths(skeleton: JSON, num_tensors: int) -> list[str]:
 _Way = tuple["_Way", str] | None
 """The last step to a place, and the way to where that began."""
 
-_INDEX_TAGS = ("t", "ndarray", "bytes@", "bytearray@")
 _MAX_PATH_CHARS = 500
 
 
@@ -122,15 +125,16 @@ class Reader:
         tensors: By index.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._tensors = tensors
         self._classes = AllowedClasses.now()
 
-    def state(self, skeleton: JSON) -> object:
-        """Read the root; see `rebuild`."""
+    def state(self, skeleton: JSON, steps: str = "") -> object:
+        """Read the root, or what stands where `steps` lead; see `rebuild`."""
         try:
             state = self.node(skeleton, 0)
         except PathError as exc:
+            exc.inside(steps)
             kind = CorruptCheckpointError if exc.is_damage else LoadError
             where = "the state's description is damaged" if exc.is_damage else "cannot load"
             raise kind(f"{where} at {exc.path}: {exc.reason}", stage="place", fqn=exc.path) from None
@@ -187,7 +191,10 @@ class Reader:
     def _tensor(self, index: JSON) -> torch.Tensor:
         if type(index) is not int or not 0 <= index < len(self._tensors):
             raise PathError(f"it names tensor {shown(index)} of {len(self._tensors)}")
-        return self._tensors[index]
+        tensor = self._tensors[index]
+        if tensor is None:
+            raise PathError(f"it names tensor {index} where none can stand")
+        return tensor
 
     def _named(self, node: dict[str, JSON], depth: int) -> dict[str, object]:
         if depth >= MAX_DEPTH:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Stage = Literal["stage", "encode", "write"]
+from .trace import write_trace
+
+Stage = Literal["stage", "encode", "copy", "write"]
+"""Snapshot; codec; from a device to the host; store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class SaveReport:
         stall_s: How long `save_async` kept its caller.
         snapshot_s: From the call until the state might change again (lazy mode: until it was read).
         encode_s: How long at least one chunk was being encoded.
+        copy_s: How long at least one frame was on its way from a device to the host.
         write_s: How long at least one chunk was being written.
         wall_s: From the call until the checkpoint was committed.
         peak_device_bytes: The most device memory that the save's own buffers held.
@@ -60,6 +65,7 @@ class SaveReport:
     stall_s: float
     snapshot_s: float
     encode_s: float
+    copy_s: float
     write_s: float
     wall_s: float
     peak_device_bytes: int
@@ -74,6 +80,14 @@ class SaveReport:
     def ratio(self) -> float:
         """Raw over stored bytes."""
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+        Args:
+            path: A file, such as "save.trace.json"; replaced if it is there.
+        """
+        write_trace(self, path)
 
     @property
     def overlap(self) -> float:
@@ -93,9 +107,9 @@ class Timeline:
         """Seconds since the call of `save_async`."""
         return time.perf_counter() - self._origin_s
 
-    def add(self, chunk: int, stage: Stage, start_s: float) -> None:
-        """Record that `stage` worked on `chunk` from `start_s` until now."""
-        span = Span(chunk, stage, start_s, self.now())
+    def add(self, chunk: int, stage: Stage, start_s: float, end_s: float | None = None) -> None:
+        """Record that `stage` worked on `chunk` from `start_s` to `end_s`, by default until now."""
+        span = Span(chunk, stage, start_s, self.now() if end_s is None else end_s)
         with self._lock:
             self._spans.append(span)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,17 +15,15 @@ from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
+from .device_shapes import DeviceShape, device_shapes, host_codec_name, unusable_reason
 from .encode import ChunkEncoder, HostEncoder
 from .errors import CodecUnavailableError
 from .job import SaveJob, StagedChunk
 from .options import Options, split_host_budget
-from .snapshot import DeviceSnapshot
+from .snapshot import DeviceSnapshot, headroom_bytes
 
 if TYPE_CHECKING:
     from .side_stream import SideStreamEncoder
-
-_NUM_SLOTS = 3
-_PORTABLE_CODEC = "zstd"
 
 
 class Resources:
@@ -45,18 +44,16 @@ class Resources:
         high, low = options.watermarks
         self.staging = BufferPool(ByteBudget(shares.staging_bytes, high=high, low=low), unit_bytes)
         self.outputs = BufferPool(ByteBudget(shares.output_bytes, high=high, low=low), unit_bytes)
-        # "auto" writes frames that every machine reads; nvCOMP's own are for those who ask for them.
-        self.codec = _PORTABLE_CODEC if options.codec == "auto" else options.codec
-        if self.codec == "ans":
-            _require_device_codec(self.codec)
+        if options.codec != "auto":
+            _require_encoder(options.codec)
         self._device_encoders: dict[torch.device, SideStreamEncoder | None] = {}
         self.snapshot = DeviceSnapshot(self._snapshot_budget_bytes())
         num_threads = options.num_encode_threads
         self._workers = WorkerPool(num_threads, "tidegate-encode")
-        host_codec = codec_named(_PORTABLE_CODEC if self.codec == "ans" else self.codec)
         self._host_encoder = HostEncoder(
-            host_codec, self._workers, num_threads, self.staging, verify=options.verify == "decode"
-        )
+            codec_named(host_codec_name(options.codec)), self._workers, num_threads, self.staging, self.outputs,
+            verify=options.verify == "decode",
+        )  # fmt: skip
 
     def encoder_for(self, job: SaveJob, staged: StagedChunk) -> ChunkEncoder:
         """Choose the encoder of a chunk: on the GPU that its tensors are on if that works there, else on the CPU."""
@@ -67,7 +64,7 @@ class Resources:
     def prepare_for(self, job: SaveJob) -> None:
         """Page-lock buffers once there are CUDA tensors to copy, and look again for room that was missing before."""
         self._device_encoders = {device: found for device, found in self._device_encoders.items() if found is not None}
-        if any(source.device.type == "cuda" for source in job.table.sources):
+        if any(device.type == "cuda" for device in set(job.table.extent_devices)):
             self.staging.pin_from_now_on()
             self.outputs.pin_from_now_on()
 
@@ -82,6 +79,16 @@ class Resources:
         """Wake whoever waits for a buffer."""
         self.staging.budget.wake()
         self.outputs.budget.wake()
+        for encoder in list(self._device_encoders.values()):
+            if encoder is not None:
+                encoder.wake()
+
+    def end_save(self, job: SaveJob) -> None:
+        """Put what was chosen for a save that has ended into its notes."""
+        for encoder in self._device_encoders.values():
+            note = encoder.end_save(job) if encoder is not None else None
+            if note is not None:
+                job.notes.append(note)
 
     def take_peak_host_bytes(self) -> int:
         """The most host bytes on loan since the last call."""
@@ -99,7 +106,14 @@ class Resources:
         budget_bytes = self.options.device_budget_bytes
         if budget_bytes is None or not torch.cuda.is_available():
             return budget_bytes
-        return max(0, budget_bytes - _encoder_bytes(self.codec, self.chunk_bytes, _NUM_SLOTS))
+        for shape in self._shapes(torch.device("cuda")):
+            if shape.num_bytes <= budget_bytes:
+                return budget_bytes - shape.num_bytes
+        return budget_bytes  # it will be encoded on the CPU
+
+    def _shapes(self, device: torch.device) -> Iterator[DeviceShape]:
+        verify = self.options.verify == "decode"
+        return device_shapes(self.options.codec, self.chunk_bytes, device, verify=verify)
 
     def _device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
         if device not in self._device_encoders:
@@ -107,40 +121,40 @@ class Resources:
         return self._device_encoders[device]
 
     def _make_device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
-        from tidegate.codec.availability import unavailable_reason
-
         from .side_stream import SideStreamEncoder
 
-        reason = unavailable_reason(self.codec, device)
+        reason = unusable_reason(self.options.codec, device)
         if reason is not None:
             job.notes.append(f"encoded on the CPU: {reason}")
             return None
-        budget_bytes = self.options.device_budget_bytes
-        for num_slots in range(_NUM_SLOTS, 0, -1):
-            need_bytes = _encoder_bytes(self.codec, self.chunk_bytes, num_slots)
-            if need_bytes > torch.cuda.mem_get_info(device)[0] or (budget_bytes or need_bytes) < need_bytes:
+        free_bytes = torch.cuda.mem_get_info(device)[0]
+        room_bytes = self.options.device_budget_bytes
+        if room_bytes is None:
+            room_bytes = max(0, free_bytes - headroom_bytes(device))
+        room_bytes = min(room_bytes, free_bytes)
+        for shape in self._shapes(device):
+            if shape.num_bytes > room_bytes:
                 continue
             try:
-                return SideStreamEncoder(self.codec, self.chunk_bytes, device, num_slots=num_slots)
+                return SideStreamEncoder(
+                    shape.codecs, self.chunk_bytes, device, self.outputs,
+                    num_lanes=shape.num_lanes, num_slots=shape.num_slots, verify=self.options.verify == "decode",
+                )  # fmt: skip
             except torch.OutOfMemoryError:
                 continue
-        job.notes.append(f"{device} has no room for the {self.codec} encoder: encoded on the CPU")
+        job.notes.append(f"{device} has no room for the {self.options.codec} encoder: encoded on the CPU")
         return None
 
 
-def _encoder_bytes(codec: str, chunk_bytes: int, num_slots: int) -> int:
-    from tidegate.codec.device import device_encoder_bytes
-
-    try:
-        return device_encoder_bytes(codec, chunk_bytes, num_slots) + num_slots * chunk_bytes
-    except CodecMissing:
-        return 0  # it will be encoded on the CPU
-
-
-def _require_device_codec(codec: str) -> None:
+def _require_encoder(codec: str) -> None:
+    """Refuse a codec that can encode neither here nor on the GPU that is here."""
+    if host_codec_name(codec) == codec:
+        return
     from tidegate.codec.availability import require_device_codec
 
     try:
         require_device_codec(codec, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     except CodecMissing as exc:
-        raise CodecUnavailableError(f'{exc}. For ans, {install_hint()}; elsewhere use codec="auto" or "zstd"') from exc
+        raise CodecUnavailableError(
+            f'{exc}. For {codec}, {install_hint()}; elsewhere use codec="auto" or "zstd"'
+        ) from exc

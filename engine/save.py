@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from tidegate.codec.registry import codec_named, codec_names
-from tidegate.storage.base import ObjectWriter, Store
+from tidegate.storage.base import DeviceStore, ObjectWriter, Store
 
 from .commit import (
     MANIFEST_NAME,
@@ -64,6 +64,7 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     attempt = new_attempt()
     key = attempt_key(job.step, attempt, _OBJECT_NAME)
     try:
+        _prepare(store, job)
         writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
         record, totals = write_object(job, writer, key, resources)
         text = dump_manifest(_manifest(job, attempt, (record,)))
@@ -92,13 +93,21 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, totals)
 
 
+def _prepare(store: Store, job: SaveJob) -> None:
+    """Let a store that can write from device memory find out how, before the first object is created."""
+    devices = {device.index or 0 for device in set(job.table.extent_devices) if device.type == "cuda"}
+    if devices and isinstance(store, DeviceStore):
+        job.notes.extend(store.prepare_for_device(device) for device in sorted(devices))
+
+
 def write_object(
     job: SaveJob, writer: ObjectWriter, key: str, resources: Resources, *, stands_alone: bool = False
 ) -> tuple[ObjectRecord, dict[int, CodecTotals]]:
     """Move the job's chunks into one object and seal it; abort it on any failure. Blocks."""
     appender = FrameAppender(writer, key)
     try:
-        totals = Pipeline(lambda staged: resources.encoder_for(job, staged), resources.outputs, appender).run(job)
+        job.writes_from_device = appender.takes_device_memory
+        totals = Pipeline(lambda staged: resources.encoder_for(job, staged), appender).run(job)
         record = appender.finish((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
         if job.failure is not None:
             raise job.failure
@@ -142,6 +151,7 @@ def make_report(
     job: SaveJob, resources: Resources, url: str, stored_bytes: int, totals: Mapping[int, CodecTotals]
 ) -> SaveReport:
     """Sum up a save that has ended well."""
+    resources.end_save(job)
     spans = job.timeline.spans()
     names = {codec_named(name).number: name for name in codec_names()}
     return SaveReport(
@@ -152,6 +162,7 @@ def make_report(
         stall_s=job.stall_s,
         snapshot_s=job.snapshot_s,
         encode_s=busy_s(spans, "encode"),
+        copy_s=busy_s(spans, "copy"),
         write_s=busy_s(spans, "write"),
         wall_s=job.timeline.now(),
         peak_device_bytes=resources.device_bytes,

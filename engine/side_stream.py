@@ -1,4 +1,9 @@
-"""Encode chunks of CUDA tensors on a side stream; only the compressed bytes come to the host."""
+"""Encode chunks of CUDA tensors on side streams; only the compressed bytes leave the device.
+
+A *lane* is a stream with an encoder of its own. Chunks go to the lanes in turn, so that the memory-bound kernels of
+one chunk (digests, planes, gathering) run beside the codec's of another. A finished frame goes to the host on a copy
+stream, or, where the store takes device memory, to the store as it is.
+"""
 
 from __future__ import annotations
 
@@ -6,105 +11,145 @@ from dataclasses import dataclass
 
 import torch
 
-from tidegate.codec.base import HEADER_BYTES, FrameHeader
 from tidegate.codec.device import DeviceEncoder
-from tidegate.codec.device import Ticket as DeviceTicket
 
-from .buffers import HostBuffer
-from .encode import EncodedFrame, copied_bytes, read_chunk
+from .auto import AutoCodec
+from .budget import ByteBudget
+from .buffers import BufferPool
+from .encode import Room, copied_bytes, output_bytes, read_chunk
 from .job import SaveJob, StagedChunk
+from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
 
 _POINTER_ALIGNMENT_BYTES = 16
 
 
-class SideStreamEncoder:
-    """Encodes on one CUDA device. While one frame comes to the host, the next chunk is encoded.
+@dataclass(slots=True)
+class _Lane:
+    """A stream, its encoder, and memory for chunks that must be brought together or to the device first."""
 
-    Every device buffer is allocated in the constructor.
+    stream: torch.cuda.Stream
+    encoder: DeviceEncoder
+    inputs: list[torch.Tensor]
+    input_uses: list[torch.cuda.Event | None]
+    num_started: int = 0
+
+
+class SideStreamEncoder:
+    """Encodes on one CUDA device. Every device buffer is allocated in the constructor.
 
     Args:
-        codec: Name of the codec.
+        codecs: The codecs that chunks may get.
         chunk_bytes: The longest chunk.
         device: The CUDA device.
-        num_slots: Chunks in flight.
+        outputs: Host buffers for frames.
+        num_lanes: Streams that encode at the same time.
+        num_slots: Chunks in flight on each.
+        verify: Decode each frame on the device and compare it with its chunk before it is written.
     """
 
-    def __init__(self, codec: str, chunk_bytes: int, device: torch.device, *, num_slots: int = 3) -> None:
-        self.depth = num_slots
+    def __init__(
+        self,
+        codecs: tuple[str, ...],
+        chunk_bytes: int,
+        device: torch.device,
+        outputs: BufferPool,
+        *,
+        num_lanes: int,
+        num_slots: int,
+        verify: bool,
+    ) -> None:
+        self.depth = num_lanes * num_slots
         self.device = device
+        self._auto = AutoCodec(codecs, device)
+        self._outputs = outputs
+        self._slots = ByteBudget(self.depth, high=1.0, low=1.0)
         with torch.cuda.device(device):
-            self._stream = torch.cuda.Stream(device)
             self._copy_stream = torch.cuda.Stream(device)
-            self._encoder = DeviceEncoder(codec, chunk_bytes, device, self._stream, num_slots=num_slots)
-            self._inputs = [torch.empty(chunk_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+            self._lanes = [self._make_lane(chunk_bytes, num_slots) for _ in range(num_lanes)]
+            self._verifier = FrameVerifier(chunk_bytes, device) if verify else None
         self._num_started = 0
 
     @property
     def device_bytes(self) -> int:
         """Device memory that it holds."""
-        return self._encoder.device_bytes + sum(buffer.numel() for buffer in self._inputs)
+        inputs = sum(buffer.numel() for lane in self._lanes for buffer in lane.inputs)
+        checks = self._verifier.device_bytes if self._verifier is not None else 0
+        return inputs + checks + sum(lane.encoder.device_bytes for lane in self._lanes)
 
-    def start(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> _SideStreamTicket:
-        """Queue the chunk on the side stream. Does not wait for the GPU."""
-        start_s = job.timeline.now()
-        slot = self._inputs[self._num_started % self.depth]
-        self._num_started += 1
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            if staged.ready is not None:
-                self._stream.wait_event(staged.ready)
-            ticket = self._encoder.start(self._device_bytes(staged, slot), staged.chunk.word)
-        return _SideStreamTicket(self, job, staged, output, ticket, start_s)
+    def wake(self) -> None:
+        """Make whoever waits for room look whether its job has failed."""
+        self._slots.wake()
 
-    def _device_bytes(self, staged: StagedChunk, slot: torch.Tensor) -> torch.Tensor:
-        """The chunk's bytes in device memory: where they are if they can be read there, else copied to the slot."""
+    def try_reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
+        """Take a slot if the store takes device memory, else a host buffer; None if there is none now."""
+        if not job.writes_from_device:
+            return self._outputs.try_acquire(output_bytes(num_bytes))
+        return DeviceRoom(self._slots) if self._slots.try_acquire(1) else None
+
+    def reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
+        """Take one; block until there is one. None if the job has failed."""
+        if not job.writes_from_device:
+            return self._outputs.acquire(output_bytes(num_bytes), job.failed)
+        return DeviceRoom(self._slots) if self._slots.acquire(1, job.failed) else None
+
+    def start(self, job: SaveJob, staged: StagedChunk, room: Room) -> SideStreamTicket:
+        """Queue the chunk on the next lane. Waits for the GPU only to try codecs on the first chunk of a group."""
+        lane = self._next_lane()
+        if staged.ready is not None:
+            lane.stream.wait_event(staged.ready)
+        used_input, raw = self._device_bytes(job, lane, staged)
+        codec = self._auto.codec_of(job, staged.chunk, raw, lane.encoder, lane.stream)
+        ticket = lane.encoder.start(raw, staged.chunk.word, codec)
+        made = SideStreamTicket(job, staged, room, ticket, raw, self._copy_stream, self._verifier)
+        if used_input is not None:
+            lane.input_uses[used_input] = made.copied
+        return made
+
+    def end_save(self, job: SaveJob) -> str | None:
+        """Say which codecs were chosen in a save that has ended; None if there was no choice."""
+        return self._auto.end_save(job)
+
+    def _next_lane(self) -> _Lane:
+        """The lanes in turn; one whose frames are still being written from its slots is passed over."""
+        while True:
+            self._num_started += 1
+            lane = self._lanes[self._num_started % len(self._lanes)]
+            if lane.encoder.num_free:
+                return lane
+
+    def _make_lane(self, chunk_bytes: int, num_slots: int) -> _Lane:
+        stream = torch.cuda.Stream(self.device)
+        encoder = DeviceEncoder(self._auto.candidates, chunk_bytes, self.device, stream, num_slots=num_slots)
+        with torch.cuda.stream(stream):
+            inputs = [torch.empty(chunk_bytes, dtype=torch.uint8, device=self.device) for _ in range(num_slots)]
+        return _Lane(stream, encoder, inputs, [None] * num_slots)
+
+    def _device_bytes(self, job: SaveJob, lane: _Lane, staged: StagedChunk) -> tuple[int | None, torch.Tensor]:
+        """The chunk's bytes in device memory: where they are if they can be read there, else copied to an input.
+
+        Returns:
+            The index of the input, None where none is used, and shape (chunk.num_bytes,), uint8.
+        """
         chunk = staged.chunk
-        raw = slot[: chunk.num_bytes]
-        if staged.buffer is not None:
-            raw.copy_(copied_bytes(staged.buffer, chunk.num_bytes), non_blocking=True)
-            return raw
         found = staged.device_bytes
-        if found is None and chunk.is_piece:
-            whole = staged.sources[0].as_bytes()
+        if found is None and staged.buffer is None and chunk.is_piece:
+            whole = staged.table.sources[chunk.first_extent].as_bytes()
             found = None if whole is None else whole[chunk.offset : chunk.offset + chunk.num_bytes]
         if found is not None and found.data_ptr() % _POINTER_ALIGNMENT_BYTES == 0:
-            return found
-        read_chunk(staged, raw)
-        return raw
-
-    def bring_to_host(self, ticket: DeviceTicket, output: HostBuffer) -> FrameHeader:
-        """Wait for the frame's size, copy its body behind a header in `output`, and free the slot."""
-        header, body = ticket.finish()
-        with torch.cuda.device(self.device), torch.cuda.stream(self._copy_stream):
-            output.tensor[HEADER_BYTES : header.frame_bytes].copy_(body, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record(self._copy_stream)
-        output.view[:HEADER_BYTES] = header.pack()
-        output.tensor[header.frame_bytes : header.padded_bytes].zero_()
-        copied.synchronize()
-        ticket.release(copied)
-        return header
-
-
-@dataclass(frozen=True, slots=True)
-class _SideStreamTicket:
-    _encoder: SideStreamEncoder
-    _job: SaveJob
-    _staged: StagedChunk
-    _output: HostBuffer
-    _ticket: DeviceTicket
-    _start_s: float
-
-    def finish(self) -> EncodedFrame:
-        try:
-            header = self._encoder.bring_to_host(self._ticket, self._output)
-        except BaseException:
-            self._ticket.release()
-            self._output.release()
-            raise
-        finally:
-            if self._staged.is_live:
-                self._job.live_chunk_was_read()
-            elif self._staged.buffer is not None:
-                self._staged.buffer.release()
-        self._job.timeline.add(self._staged.chunk.index, "encode", self._start_s)
-        return EncodedFrame(self._staged, header, self._output)
+            return None, found
+        index = lane.num_started % len(lane.inputs)
+        lane.num_started += 1
+        last_use = lane.input_uses[index]
+        if last_use is not None:
+            lane.stream.wait_event(last_use)
+        raw = lane.inputs[index][: chunk.num_bytes]
+        with torch.cuda.device(self.device), torch.cuda.stream(lane.stream):
+            if staged.buffer is not None:
+                raw.copy_(copied_bytes(staged.buffer, chunk.num_bytes), non_blocking=True)
+                return index, raw
+            layout = job.live_layouts.get(self.device)
+            if staged.is_live and layout is not None:
+                layout.copy_one(staged.table, chunk, raw, lane.stream)
+            else:
+                read_chunk(staged, raw)
+        return index, raw

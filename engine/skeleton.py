@@ -31,14 +31,20 @@ from .types import JSON
 MAX_DEPTH = 256
 """How many JSON arrays and objects a skeleton may nest, not counting those of a leaf."""
 
+ROLES = frozenset({
+    "acc_delta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer", "prev",
+    "square_avg", "step", "step_size", "sum",
+})  # fmt: skip
+"""What torch's optimizers call the states of a parameter. Values of one role compress alike."""
+
 MAX_INLINE_BYTES = 4096
 FACTORIES: Mapping[str, type] = {
     cls.__name__: cls for cls in (list, dict, int, float, set, str, tuple, bool, OrderedDict)
 }
 """What a defaultdict may call for a missing key."""
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_METADATA = "_metadata"
+TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+METADATA = "_metadata"
 
 
 @dataclass(slots=True)
@@ -49,13 +55,17 @@ class Walk:
         root: The skeleton.
         tensors: The live tensors, by index; NumPy arrays and long bytes as uint8 tensors over their memory.
         words: Word types of those that are not tensors of the caller's.
-        names: Every key and the size of every container, in order: what makes the structure.
+        roles: The key under which each tensor stands first, if it is one of ROLES, by index; else "".
+        names: By container, in order: its kind and size, its keys, and which positions hold tensors and containers.
+        ends: By container, those outside first: how many containers, tensors and names there were at its end.
     """
 
     root: JSON = None
     tensors: list[torch.Tensor] = field(default_factory=list)
     words: dict[int, WordType] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    names: list[tuple[str | int, ...]] = field(default_factory=list)
+    ends: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 def take_apart(state: object) -> Walk:
@@ -64,29 +74,47 @@ def take_apart(state: object) -> Walk:
     Raises:
         PathError: A value cannot be saved; its `path` tells where it is.
     """
-    writer = _Writer()
-    try:
-        writer.walk.root = writer.node(state, 0)
-    except RecursionError:
-        reason = "the state nests too deeply for what is left of the stack; save it from a shallower call"
-        raise PathError(reason) from None
-    return writer.walk
+    return Writer().take_apart(state)
 
 
-class _Writer:
-    """One walk over a state."""
+class Writer:
+    """One walk over a state.
+
+    Attributes:
+        walk: What it has written.
+        role: Role of the tensors that come next.
+    """
 
     def __init__(self) -> None:
         self.walk = Walk()
-        self._index_of: dict[int, int] = {}
+        self.role = ""
+        self._indices: dict[int, int] = {}
         self._arrays: dict[int, tuple[AnyArray, int]] = {}
         self._open: set[int] = set()
 
-    def node(self, x: object, depth: int) -> JSON:
-        """Write a value that lies inside `depth` JSON containers."""
+    def take_apart(self, state: object) -> Walk:
+        """As the function of this name."""
+        try:
+            self.walk.root = self.node(state, 0, 0, [])
+        except RecursionError:
+            reason = "the state nests too deeply for what is left of the stack; save it from a shallower call"
+            raise PathError(reason) from None
+        return self.walk
+
+    def node(self, x: object, depth: int, position: int, spots: list[int]) -> JSON:
+        """Write a value that lies inside `depth` JSON containers.
+
+        Args:
+            x: The value.
+            depth: How many.
+            position: Where in the innermost one.
+            spots: Takes the position and the index of a tensor, or ~position of a container that has names.
+        """
         kind = type(x)
-        if kind in _TENSORS:
-            return ["t", self._tensor(x)]  # type: ignore[arg-type]
+        if kind in TENSORS:
+            index = self.index_of(x)  # type: ignore[arg-type]
+            spots += (position, index)
+            return ["t", index]
         if x is None or kind is bool:
             return x  # type: ignore[return-value]
         leaf = LEAVES.get(kind)
@@ -98,7 +126,13 @@ class _Writer:
         if id(x) in self._open:
             raise PathError("the state contains itself here; break the cycle")
         self._open.add(id(x))
+        walk = self.walk
+        ends, number, num_names = walk.ends, len(walk.ends), len(walk.names)
+        ends.append((0, 0, 0))
         node = writer(self, x, depth + 1)
+        ends[number] = (len(ends), len(walk.tensors), len(walk.names))
+        if len(walk.names) > num_names:
+            spots.append(~position)
         self._open.discard(id(x))
         return node
 
@@ -126,17 +160,20 @@ class _Writer:
             f"a key of class {kind.__qualname__} ({x!r:.60}) cannot be saved; use text, numbers, bytes, enums or tuples"
         )
 
-    def _tensor(self, x: torch.Tensor) -> int:
+    def index_of(self, x: torch.Tensor) -> int:
+        """Return the index of a tensor, which it gets when it comes for the first time."""
         tensors = self.walk.tensors
-        index = self._index_of.setdefault(id(x), len(tensors))
+        index = self._indices.setdefault(id(x), len(tensors))
         if index == len(tensors):
             tensors.append(x)
+            self.walk.roles.append(self.role)
         return index
 
     def stored_bytes(self, content: torch.Tensor, word: WordType) -> int:
         """Add bytes to the tensor table and return their index."""
         index = len(self.walk.tensors)
         self.walk.tensors.append(content)
+        self.walk.roles.append("")
         self.walk.words[index] = word
         return index
 
@@ -148,53 +185,69 @@ class _Writer:
             self._arrays[id(x)] = (x, self.stored_bytes(array_bytes(x), array_word(x.dtype)))
         return node
 
-    def values(self, items: Iterable[object], depth: int) -> list[JSON]:
+    def values(self, tag: str, items: Iterable[object], depth: int) -> list[JSON]:
         """Write the items of a sequence."""
         nodes: list[JSON] = []
+        spots: list[int] = []
         try:
             for item in items:
-                nodes.append(self.node(item, depth))  # noqa: PERF401 - the count is needed when it raises
+                nodes.append(self.node(item, depth, len(nodes), spots))
         except PathError as exc:
             exc.inside(f".{len(nodes)}")
             raise
-        self.walk.names.append(f"\x01{len(nodes)}")
+        self.walk.names.append((f"\x01{tag}{len(nodes)}", *spots))
         return nodes
 
-    def named(self, items: Mapping[str, object], depth: int) -> dict[str, JSON]:
+    def named(self, tag: str, items: Mapping[str, object], depth: int) -> dict[str, JSON]:
         """Write a mapping whose keys are well-formed text."""
         nodes: dict[str, JSON] = {}
+        spots: list[int] = []
+        role = self.role
         key = ""
         try:
-            for key, value in items.items():
-                nodes[key] = self.node(value, depth)
+            for key, item in items.items():
+                self.role = key if key in ROLES else ""
+                nodes[key] = self.node(item, depth, len(nodes), spots)
         except PathError as exc:
             exc.inside(step_of_key(key))
             raise
-        self.walk.names.append(f"\x02{len(nodes)}")
-        self.walk.names.extend(nodes)
+        self.role = role
+        self.walk.names.append((f"\x02{tag}{len(nodes)}", *nodes, *spots))
         return nodes
 
-    def pairs(self, items: Mapping[object, object], depth: int) -> list[JSON]:
+    def pairs(self, tag: str, items: Mapping[object, object], depth: int) -> list[JSON]:
         """Write a mapping as [key, value] pairs."""
         pairs: list[JSON] = []
+        names: list[str] = []
+        spots: list[int] = []
+        role = self.role
         key: object = None
         node: JSON = None
         is_key = True
         try:
-            for key, value in items.items():
+            for key, item in items.items():
                 is_key = True
                 node = self.key(key, depth + 1)
                 is_key = False
-                pairs.append([node, self.node(value, depth + 1)])
-                self.walk.names.append(node if isinstance(node, str) else json.dumps(node))
+                name, self.role = key_name(node)
+                pairs.append([node, self.node(item, depth + 1, len(pairs), spots)])
+                names.append(name)
         except PathError as exc:
             exc.inside(step_of_live_key(key) if is_key else step_of_key(node))
             raise
-        self.walk.names.append(f"\x03{len(pairs)}")
+        self.role = role
+        self.walk.names.append((f"\x03{tag}{len(pairs)}", *names, *spots))
         return pairs
 
 
-_ContainerWriter = Callable[[_Writer, "object", int], JSON]
+def key_name(node: JSON) -> tuple[str, str]:
+    """Return what stands in `Walk.names` for a key, and the role of what is under it."""
+    if isinstance(node, str):
+        return node, node if node in ROLES else ""
+    return f"\x04{node if type(node) is int else json.dumps(node)}", ""
+
+
+_ContainerWriter = Callable[[Writer, "object", int], JSON]
 
 
 def _is_plain_text(keys: Iterable[object]) -> bool:
@@ -204,62 +257,62 @@ def _is_plain_text(keys: Iterable[object]) -> bool:
     return joined.isascii() or not SURROGATE.search(joined)
 
 
-def _write_dict(writer: _Writer, x: dict[object, object], depth: int) -> JSON:
+def _write_dict(writer: Writer, x: dict[object, object], depth: int) -> JSON:
     if _is_plain_text(x):
-        return writer.named(x, depth)  # type: ignore[arg-type]
-    return ["dict", *writer.pairs(x, depth)]
+        return writer.named("", x, depth)  # type: ignore[arg-type]
+    return ["dict", *writer.pairs("dict", x, depth)]
 
 
-def _write_ordered(writer: _Writer, x: OrderedDict[object, object], depth: int) -> JSON:
+def _write_ordered(writer: Writer, x: OrderedDict[object, object], depth: int) -> JSON:
     attributes = vars(x)
     if not attributes:
-        return ["OrderedDict", *writer.pairs(x, depth)]
-    if attributes.keys() != {_METADATA}:  # the one that module.state_dict() leaves there for load_state_dict()
+        return ["OrderedDict", *writer.pairs("OrderedDict", x, depth)]
+    if attributes.keys() != {METADATA}:  # the one that module.state_dict() leaves there for load_state_dict()
         raise PathError(f"an OrderedDict with attributes ({', '.join(attributes)}) cannot be saved; delete them")
     try:
-        metadata = writer.node(attributes[_METADATA], depth)
+        metadata = writer.node(attributes[METADATA], depth, 0, [])
     except PathError as exc:
-        exc.inside(f".{_METADATA}")
+        exc.inside(f".{METADATA}")
         raise
-    return ["OrderedDict@", metadata, *writer.pairs(x, depth)]
+    return ["OrderedDict@", metadata, *writer.pairs("OrderedDict", x, depth)]
 
 
-def _write_defaultdict(writer: _Writer, x: defaultdict[object, object], depth: int) -> JSON:
+def _write_defaultdict(writer: Writer, x: defaultdict[object, object], depth: int) -> JSON:
     factory = x.default_factory
     if factory is not None and not (isinstance(factory, type) and FACTORIES.get(factory.__name__) is factory):
         raise PathError(
             f"a defaultdict with the factory {factory!r:.60} cannot be saved; pass dict(x), or use one of "
             f"{', '.join(FACTORIES)}"
         )
-    return ["defaultdict", getattr(factory, "__name__", None), *writer.pairs(x, depth)]
+    return ["defaultdict", getattr(factory, "__name__", None), *writer.pairs("defaultdict", x, depth)]
 
 
-def _write_set(writer: _Writer, x: set[object] | frozenset[object], depth: int) -> JSON:
+def _write_set(writer: Writer, x: set[object] | frozenset[object], depth: int) -> JSON:
     return [type(x).__name__, *sorted((writer.key(item, depth) for item in x), key=json.dumps)]
 
 
-def _write_deque(writer: _Writer, x: deque[object], depth: int) -> JSON:
-    return ["deque", x.maxlen, *writer.values(x, depth)]
+def _write_deque(writer: Writer, x: deque[object], depth: int) -> JSON:
+    return ["deque", x.maxlen, *writer.values("deque", x, depth)]
 
 
-def _write_attributes(writer: _Writer, x: argparse.Namespace | types.SimpleNamespace, depth: int) -> JSON:
+def _write_attributes(writer: Writer, x: argparse.Namespace | types.SimpleNamespace, depth: int) -> JSON:
     if not _is_plain_text(vars(x)):
         raise PathError("a namespace with names that are not text cannot be saved")
-    return [type(x).__name__, writer.named(vars(x), depth + 1)]
+    return [type(x).__name__, writer.named(type(x).__name__, vars(x), depth + 1)]
 
 
-def _write_bytes(writer: _Writer, x: bytes | bytearray, depth: int) -> JSON:
+def _write_bytes(writer: Writer, x: bytes | bytearray, depth: int) -> JSON:
     if len(x) <= MAX_INLINE_BYTES:
         return bytes_node(x)
     content = array_bytes(np.frombuffer(bytes(x), np.uint8))
     return [f"{type(x).__name__}@", writer.stored_bytes(content, WordType.U8)]
 
 
-def _write_array(writer: _Writer, x: AnyArray, depth: int) -> JSON:
+def _write_array(writer: Writer, x: AnyArray, depth: int) -> JSON:
     return writer.array(x)
 
 
-def _write_enum(writer: _Writer, x: enum.Enum, depth: int) -> JSON:
+def _write_enum(writer: Writer, x: enum.Enum, depth: int) -> JSON:
     name = class_name(type(x))
     if type(x).__members__.get(x.name) is x:
         return ["enum", name, x.name]
@@ -268,21 +321,21 @@ def _write_enum(writer: _Writer, x: enum.Enum, depth: int) -> JSON:
     raise PathError(f"{x!r:.60} is not a member of its class and cannot be saved")
 
 
-def _write_namedtuple(writer: _Writer, x: tuple[object, ...], depth: int) -> JSON:
+def _write_namedtuple(writer: Writer, x: tuple[object, ...], depth: int) -> JSON:
     name = class_name(type(x))
     _check_no_extras(x)
-    nodes = writer.named(dict(zip(field_names(type(x)), x, strict=True)), depth + 1)
+    nodes = writer.named(name, dict(zip(field_names(type(x)), x, strict=True)), depth + 1)
     return ["namedtuple", name, *([key, node] for key, node in nodes.items())]
 
 
-def _write_dataclass(writer: _Writer, x: object, depth: int) -> JSON:
+def _write_dataclass(writer: Writer, x: object, depth: int) -> JSON:
     name = class_name(type(x))
     _check_no_extras(x)
     names = field_names(type(x))
     unset = [field_name for field_name in names if not hasattr(x, field_name)]
     if unset:
         raise PathError(f"field {unset[0]} of a {type(x).__qualname__} is not set; set it")
-    return ["dataclass", name, writer.named({key: getattr(x, key) for key in names}, depth + 1)]
+    return ["dataclass", name, writer.named(name, {key: getattr(x, key) for key in names}, depth + 1)]
 
 
 def _check_no_extras(x: object) -> None:
@@ -294,11 +347,11 @@ def _check_no_extras(x: object) -> None:
         )
 
 
-def _write_numpy_scalar(writer: _Writer, x: np.generic, depth: int) -> JSON:
+def _write_numpy_scalar(writer: Writer, x: np.generic, depth: int) -> JSON:
     return scalar_node(x)
 
 
-def _write_numpy_dtype(writer: _Writer, x: np.dtype[np.generic], depth: int) -> JSON:
+def _write_numpy_dtype(writer: Writer, x: np.dtype[np.generic], depth: int) -> JSON:
     return ["np.dtype", dtype_node(x)]
 
 
@@ -306,9 +359,9 @@ _CONTAINERS: dict[type, Callable[..., JSON]] = {
     dict: _write_dict,
     OrderedDict: _write_ordered,
     defaultdict: _write_defaultdict,
-    Counter: lambda writer, x, depth: ["Counter", *writer.pairs(x, depth)],
-    list: lambda writer, x, depth: ["list", *writer.values(x, depth)],
-    tuple: lambda writer, x, depth: ["tuple", *writer.values(x, depth)],
+    Counter: lambda writer, x, depth: ["Counter", *writer.pairs("Counter", x, depth)],
+    list: lambda writer, x, depth: ["list", *writer.values("list", x, depth)],
+    tuple: lambda writer, x, depth: ["tuple", *writer.values("tuple", x, depth)],
     set: _write_set,
     frozenset: _write_set,
     collections.deque: _write_deque,

@@ -12,23 +12,24 @@ Modes, chosen chunk by chunk:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from .buffers import BufferPool
+from .device_layout import DeviceLayout, copy_chunk
 from .encode import copied_bytes, output_bytes
 from .job import SaveJob, StagedChunk
 from .plan import Chunk
-from .sources import ExtentSource, gather
 
 SnapshotMode = Literal["auto", "device", "lazy", "host"]
 SNAPSHOT_MODES = ("auto", "device", "lazy", "host")
-_CHUNK_ALIGNMENT_BYTES = 512
 _HEADROOM_FRACTION = 0.05
 _HEADROOM_BYTES = 256 << 20
+_FIRST_SHARE = 16
+"""One in so many of a device's chunks is copied ahead of the rest, so that encoding can begin."""
 
 
 @dataclass(slots=True)
@@ -55,10 +56,9 @@ class DeviceSnapshot:
             return flat
         if self.budget_bytes is not None and num_bytes > self.budget_bytes:
             return None
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        headroom_bytes = max(_HEADROOM_BYTES, int(total_bytes * _HEADROOM_FRACTION))
+        free_bytes = torch.cuda.mem_get_info(device)[0]
         held_bytes = flat.numel() if flat is not None else 0
-        if num_bytes > free_bytes + held_bytes - headroom_bytes:
+        if num_bytes > free_bytes + held_bytes - headroom_bytes(device):
             return None
         del flat
         self._flat.pop(device, None)
@@ -71,6 +71,11 @@ class DeviceSnapshot:
     def free(self) -> None:
         """Give the memory back."""
         self._flat.clear()
+
+
+def headroom_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device that is left to the training where the user has set no budget."""
+    return max(_HEADROOM_BYTES, int(torch.cuda.mem_get_info(device)[1] * _HEADROOM_FRACTION))
 
 
 class Stager:
@@ -87,15 +92,15 @@ class Stager:
         self._staging = staging
         self._snapshot = snapshot
 
-    def stage(self, job: SaveJob, owned_storages: Collection[int]) -> None:
+    def stage(self, job: SaveJob, owned_extents: Collection[int]) -> None:
         """Copy or hand over every chunk. Blocks for the host copies; returns early if the job fails.
 
         Args:
             job: The save; its staging is ended whatever happens.
-            owned_storages: Addresses of the storages that an attached optimizer owns.
+            owned_extents: Numbers of the extents that an attached optimizer owns.
         """
         try:
-            copied, live = self._split(job, owned_storages)
+            copied, live = self._split(job, owned_extents)
             on_device, copied = self._copy_on_devices(job, copied)
             self._copy_to_host(job, copied)
             for staged in live:
@@ -115,21 +120,22 @@ class Stager:
         copied: list[Chunk] = []
         live: list[StagedChunk] = []
         if self._mode in ("device", "host") or not owned or (is_cuda_only and self._fits_devices(job)):
-            return list(job.plan.chunks), live
+            return list(job.chunk_order), live
         ready = _record_events(job)
-        for chunk in job.plan.chunks:
-            sources = _sources(job, chunk)
-            is_owned = all(source.storage.data_ptr() in owned for source in sources)
-            if is_owned and not (is_cuda_only and sources[0].device.type == "cpu"):
-                live.append(StagedChunk(chunk, sources, ready=ready.get(sources[0].device)))
+        for chunk in job.chunk_order:
+            device = job.table.extent_devices[chunk.first_extent]
+            is_owned = all(extent in owned for extent in range(chunk.first_extent, chunk.end_extent))
+            if is_owned and not (is_cuda_only and device.type == "cpu"):
+                live.append(StagedChunk(chunk, job.table, ready=ready.get(device)))
             else:
                 copied.append(chunk)
+        _lay_out_live(job, [staged.chunk for staged in live])
         return copied, live
 
     def _fits_devices(self, job: SaveJob) -> bool:
         return all(
-            self._snapshot.reserve(device, _laid_out_bytes(chunks)) is not None
-            for device, chunks in _by_cuda_device(job, job.plan.chunks).items()
+            self._snapshot.reserve(device, job.layouts.of(job.table, chunks, device).num_bytes) is not None
+            for device, chunks in cuda_chunks(job).items()
         )
 
     def _copy_on_devices(self, job: SaveJob, chunks: Sequence[Chunk]) -> tuple[list[StagedChunk], list[Chunk]]:
@@ -138,14 +144,15 @@ class Stager:
             return [], list(chunks)
         staged: list[StagedChunk] = []
         done: set[int] = set()
-        for device, device_chunks in _by_cuda_device(job, chunks).items():
-            flat = self._snapshot.reserve(device, _laid_out_bytes(device_chunks))
+        for device, here in cuda_chunks(job, chunks).items():
+            layout = job.layouts.of(job.table, here, device)
+            flat = self._snapshot.reserve(device, layout.num_bytes)
             if flat is None:
                 job.notes.append(f"{device} has no room for a device snapshot: staged through host memory")
                 continue
             job.modes.add("device")
-            staged += _copy_on_device(job, device, device_chunks, flat)
-            done.update(chunk.index for chunk in device_chunks)
+            staged += _copy_on_device(job, layout, flat)
+            done.update(chunk.index for chunk in here)
         return staged, [chunk for chunk in chunks if chunk.index not in done]
 
     def _copy_to_host(self, job: SaveJob, chunks: Sequence[Chunk]) -> None:
@@ -160,13 +167,12 @@ class Stager:
                 return
             job.modes.add("host")
             try:
-                sources = _sources(job, chunk)
-                staged = StagedChunk(chunk, sources, buffer=buffer)
+                staged = StagedChunk(chunk, job.table, buffer=buffer)
                 out = copied_bytes(buffer, chunk.num_bytes)
-                if sources[0].device.type == "cuda":
-                    staged.ready = pending[sources[0].device] = _copy_from_device(chunk, sources, out)
+                if staged.device.type == "cuda":
+                    staged.ready = pending[staged.device] = _copy_from_device(staged, out)
                 else:
-                    _copy_chunk(chunk, sources, out)
+                    copy_chunk(job.table, chunk, out)
             except BaseException:
                 buffer.release()
                 raise
@@ -176,49 +182,36 @@ class Stager:
             torch.cuda.current_stream(device).wait_event(event)
 
 
-def _copy_chunk(chunk: Chunk, sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
-    if chunk.is_piece:
-        sources[0].copy_to(out, chunk.offset)
-    else:
-        gather(sources, out)
-
-
-def _copy_from_device(chunk: Chunk, sources: Sequence[ExtentSource], out: torch.Tensor) -> torch.cuda.Event:
+def _copy_from_device(staged: StagedChunk, out: torch.Tensor) -> torch.cuda.Event:
     """Queue the copy of a CUDA chunk into page-locked memory behind the work of the current stream."""
-    device = sources[0].device
+    device = staged.device
     side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.device(device), torch.cuda.stream(side):
-        if chunk.is_piece:
-            sources[0].copy_to(out, chunk.offset, non_blocking=True)
-        else:
-            gather(sources, out, non_blocking=True)
+        copy_chunk(staged.table, staged.chunk, out, non_blocking=True)
         event = torch.cuda.Event()
         event.record(side)
     return event
 
 
-def _copy_on_device(
-    job: SaveJob, device: torch.device, chunks: Sequence[Chunk], flat: torch.Tensor
-) -> list[StagedChunk]:
-    """Queue the copy of all of a device's chunks; the training stream waits for it on the GPU."""
-    side = side_stream(device)
-    training = torch.cuda.current_stream(device)
+def _copy_on_device(job: SaveJob, layout: DeviceLayout, flat: torch.Tensor) -> list[StagedChunk]:
+    """Queue the copy of a device's chunks, a few ahead of the rest; the training stream waits for it on the GPU."""
+    side = side_stream(layout.device)
+    training = torch.cuda.current_stream(layout.device)
     side.wait_stream(training)
     staged = []
-    offset = 0
-    with torch.cuda.device(device), torch.cuda.stream(side):
-        start_s = job.timeline.now()
-        ready = torch.cuda.Event()
-        for chunk in chunks:
-            out = flat[offset : offset + chunk.num_bytes]
-            offset += _aligned(chunk.num_bytes)
-            sources = _sources(job, chunk)
-            _copy_chunk(chunk, sources, out)
-            staged.append(StagedChunk(chunk, sources, device_bytes=out, ready=ready))
-        ready.record(side)
-        job.timeline.add(chunks[0].index, "stage", start_s)
+    num_first = -(-len(layout.chunks) // _FIRST_SHARE)
+    start_s = job.timeline.now()
+    with torch.cuda.device(layout.device), torch.cuda.stream(side):
+        for part in (layout.chunks[:num_first], layout.chunks[num_first:]):
+            layout.copy(job.table, part, flat, side)
+            ready = torch.cuda.Event()
+            ready.record(side)
+            staged += [
+                StagedChunk(chunk, job.table, device_bytes=layout.place(flat, chunk), ready=ready) for chunk in part
+            ]
     training.wait_event(ready)
+    job.timeline.add(layout.chunks[0].index, "stage", start_s)
     return staged
 
 
@@ -235,40 +228,36 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 def _record_events(job: SaveJob) -> dict[torch.device, torch.cuda.Event]:
     """Record, on every device of the state, that what the current stream has queued so far is done."""
     events = {}
-    for device in _by_cuda_device(job, job.plan.chunks):
+    for device in cuda_chunks(job):
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
         events[device] = event
     return events
 
 
-def _by_cuda_device(job: SaveJob, chunks: Sequence[Chunk]) -> dict[torch.device, list[Chunk]]:
+def _lay_out_live(job: SaveJob, chunks: Sequence[Chunk]) -> None:
+    for device, here in cuda_chunks(job, chunks).items():
+        job.live_layouts[device] = job.layouts.of(job.table, here, device)
+
+
+def cuda_chunks(job: SaveJob, chunks: Iterable[Chunk] | None = None) -> dict[torch.device, list[Chunk]]:
+    """Part chunks of a job, by default all, that lie on CUDA devices by device."""
     found: dict[torch.device, list[Chunk]] = {}
-    for chunk in chunks:
-        device = job.table.sources[chunk.first_extent].device
+    devices = job.table.extent_devices
+    for chunk in job.chunk_order if chunks is None else chunks:
+        device = devices[chunk.first_extent]
         if device.type == "cuda":
             found.setdefault(device, []).append(chunk)
     return found
 
 
-def _sources(job: SaveJob, chunk: Chunk) -> tuple[ExtentSource, ...]:
-    return tuple(job.table.sources[chunk.first_extent : chunk.end_extent])
-
-
-def _laid_out_bytes(chunks: Sequence[Chunk]) -> int:
-    return sum(_aligned(chunk.num_bytes) for chunk in chunks)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _CHUNK_ALIGNMENT_BYTES) * _CHUNK_ALIGNMENT_BYTES
-
-
 def stage_in_place(job: SaveJob) -> None:
     """Hand every chunk to the pipeline where it lies. For a caller that waits until the save has ended."""
     ready = _record_events(job)
+    _lay_out_live(job, job.chunk_order)
     try:
-        for chunk in job.plan.chunks:
-            sources = _sources(job, chunk)
-            job.put(StagedChunk(chunk, sources, ready=ready.get(sources[0].device)))
+        for chunk in job.chunk_order:
+            device = job.table.extent_devices[chunk.first_extent]
+            job.put(StagedChunk(chunk, job.table, ready=ready.get(device)))
     finally:
         job.end_staging()

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from tidegate.codec.words import WordType
 
 from .errors import CorruptCheckpointError, InternalError
+from .live_sources import LiveSources
 from .rebuild import tensor_paths
-from .sources import ExtentSource
+from .sources import Packing
 from .tensors import TensorMaker, TensorSpec, quiet_complex32
 from .types import JSON
 
@@ -22,8 +23,9 @@ from .types import JSON
 class StateTable:
     """A state as columns: one row a tensor, one row an extent.
 
-    An *extent* is a run of bytes that one or more tensors view; it is stored once. Extents of one device and word type
-    follow each other, those of devices before those of the CPU.
+    An *extent* is a run of bytes that one or more tensors view; it is stored once. Extents of one device, word type and
+    role follow each other, those of devices before those of the CPU. Tables of one describer may share their columns:
+    nobody changes them. Those after `extent_words` are empty where the table was read from a checkpoint.
 
     Attributes:
         skeleton: JSON in which `["t", i]` stands for tensor i.
@@ -33,9 +35,17 @@ class StateTable:
         tensor_offset: Bytes from the start of its extent to its first element, by tensor.
         extent_bytes: Length, by extent.
         extent_words: Word type, by extent.
-        sources: Where the live bytes are, by extent; empty when read from a checkpoint.
-        tensors: The live tensors; empty when read from a checkpoint.
-        signature: Digest of names, specs and aliasing: what a plan depends on. b"" when read from a checkpoint.
+        extent_roles: What its first tensor is to an optimizer, such as "exp_avg", by extent; "" for anything else.
+        extent_devices: Device, by extent.
+        extent_addresses: Address of its first byte, by extent; for a packed extent of its first element, 0 if empty.
+        extent_packings: How to gather it without its gaps, by extent; None where it has none.
+        sources: Where the live bytes are, by extent.
+        tensors: The live tensors.
+        signature: Digest of names, roles, specs and aliasing, for this process: what a plan depends on.
+        layout_id: The same number as in another table of this process if, and only if, all but the tensor objects and
+            the values at the leaves is the same: names, kinds of tensors, extents, addresses. 0 if never described.
+        extents_id: The same number only if the extents are: their columns, and the addresses of those that are not on
+            the CPU. Names do not count, nor where in host memory a tensor is: an RNG state is a new one at each save.
     """
 
     skeleton: JSON
@@ -45,9 +55,15 @@ class StateTable:
     tensor_offset: list[int]
     extent_bytes: list[int]
     extent_words: list[WordType]
-    sources: list[ExtentSource] = field(default_factory=list)
+    extent_roles: list[str] = field(default_factory=list)
+    extent_devices: list[torch.device] = field(default_factory=list)
+    extent_addresses: list[int] = field(default_factory=list)
+    extent_packings: list[Packing | None] = field(default_factory=list)
+    sources: LiveSources = field(default_factory=LiveSources)
     tensors: list[torch.Tensor] = field(default_factory=list)
     signature: bytes = b""
+    layout_id: int = 0
+    extents_id: int = 0
     _paths: list[str] | None = None
 
     def fqn(self, index: int) -> str:

@@ -1,6 +1,6 @@
 """Named objects at rest: written once, read by ranges, visible only when durable."""
 
-from .base import ALIGNMENT_BYTES, ObjectStat, ObjectWriter, Store
+from .base import ALIGNMENT_BYTES, DeviceBytes, DeviceStore, DeviceWriter, ObjectStat, ObjectWriter, Store
 from .errors import (
     InvalidKeyError,
     ObjectExistsError,
@@ -14,9 +14,13 @@ from .errors import (
 from .local import LocalStore
 from .memory import MemoryStore
 from .open import open_store
+from .sink import SinkStore
 
 __all__ = [
     "ALIGNMENT_BYTES",
+    "DeviceBytes",
+    "DeviceStore",
+    "DeviceWriter",
     "InvalidKeyError",
     "LocalStore",
     "MemoryStore",
@@ -24,6 +28,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStat",
     "ObjectWriter",
+    "SinkStore",
     "StorageError",
     "Store",
     "StoreFullError",

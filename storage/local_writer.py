@@ -6,18 +6,19 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from typing import TypeVar
 
-from .base import ALIGNMENT_BYTES
+from .base import DeviceBytes
 from .errors import StorageError, StoreIOError
 from .folders import FolderChain
 from .oserrors import mapped_errors
 from .output_file import OutputFile
+from .pieces import Pieces, piece_bytes
 from .workers import WorkerPool
 
-MAX_PIECE_BYTES = 16 << 20
-_MIN_PIECE_BYTES = 4 << 20
+_T = TypeVar("_T", memoryview, DeviceBytes)
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -71,20 +72,13 @@ class LocalWriter:
         """Queue bytes for the store's threads; see `ObjectWriter.append`. Blocks only while room is being reserved."""
         view = data if data.format == "B" and data.ndim == 1 and data.contiguous else data.cast("B")
         self._check_open()
-        piece_bytes = self._piece_bytes(view.nbytes)
-        pieces = _Pieces(range(0, view.nbytes, piece_bytes))
-        try:
-            offset = self._begin(view.nbytes, pieces.future)
-            if offset is not None:
-                for start in pieces.starts:
-                    self._submit(pieces, start, offset + start, view[start : start + piece_bytes])
-        except BaseException as exc:
-            # Whatever it is (a KeyboardInterrupt, too): `abort` must not wait for pieces that nobody will write.
-            error = StorageError(f"an append to {self._path} was cut short by {exc!r}; abort it", key=self._key)
-            self._fail(error)
-            pieces.end_all(error)
-            raise
-        return pieces.future
+        size = piece_bytes(view.nbytes, self._pool.num_idle)
+        pieces = Pieces(range(0, view.nbytes, size))
+
+        def submit(start: int, offset: int) -> None:
+            self._submit(pieces, start, self._write, offset, view[start : start + size])
+
+        return self._queue(view.nbytes, pieces, submit)
 
     def seal(self) -> None:
         """Make the object durable and visible; see `ObjectWriter.seal`.
@@ -128,6 +122,21 @@ class LocalWriter:
             self._chain.close()
             self._is_over = True
 
+    def _queue(self, num_bytes: int, pieces: Pieces, submit: Callable[[int, int], None]) -> Future[None]:
+        """Take the next range of the object, and hand each piece to `submit` with its start and its offset."""
+        try:
+            offset = self._begin(num_bytes, pieces.future)
+            if offset is not None:
+                for start in pieces.starts:
+                    submit(start, offset + start)
+        except BaseException as exc:
+            # Whatever it is (a KeyboardInterrupt, too): `abort` must not wait for pieces that nobody will write.
+            error = StorageError(f"an append to {self._path} was cut short by {exc!r}; abort it", key=self._key)
+            self._fail(error)
+            pieces.end_all(error)
+            raise
+        return pieces.future
+
     def _begin(self, num_bytes: int, future: Future[None]) -> int | None:
         """Take the next range of the object and return its offset; None if `future` is done already."""
         with self._lock:
@@ -150,11 +159,12 @@ class LocalWriter:
         future.add_done_callback(self._land)
         return offset
 
-    def _submit(self, pieces: _Pieces, start: int, offset: int, piece: memoryview) -> None:
+    def _submit(self, pieces: Pieces, start: int, write: Callable[[int, _T], None], offset: int, piece: _T) -> None:
         try:
-            done = self._pool.submit(self._write, offset, piece)
+            done = self._pool.submit(write, offset, piece)
         except RuntimeError as exc:
-            piece.release()
+            if isinstance(piece, memoryview):
+                piece.release()
             error = StorageError(
                 f"cannot write {self._path}: its store was closed, or opened before a fork", key=self._key
             )
@@ -171,7 +181,7 @@ class LocalWriter:
             with mapped_errors("write", self._path, self._key, piece.nbytes):
                 self._file.write_at(offset, piece)
 
-    def _end_piece(self, pieces: _Pieces, start: int, error: BaseException | None) -> None:
+    def _end_piece(self, pieces: Pieces, start: int, error: BaseException | None) -> None:
         if error is not None:
             self._fail(error)
         pieces.end_one(start, error)
@@ -195,11 +205,6 @@ class LocalWriter:
             raise self._error or StorageError(
                 f"{self._path} was sealed already; create a new writer to replace it", key=self._key
             )
-
-    def _piece_bytes(self, num_bytes: int) -> int:
-        share = -(-num_bytes // self._pool.num_threads)
-        aligned = -(-share // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return min(max(aligned, _MIN_PIECE_BYTES), MAX_PIECE_BYTES)
 
     def _publish(self) -> None:
         folder = self._chain.fd
@@ -236,36 +241,3 @@ class LocalWriter:
             return os.path.samestat(ours, os.stat(self._name, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
             return False
-
-
-class _Pieces:
-    """The pieces of one append, by where they start, and the future that is done with the last of them."""
-
-    __slots__ = ("_error", "_left", "_lock", "future", "starts")
-
-    def __init__(self, starts: Sequence[int]) -> None:
-        self.starts = starts
-        self.future: Future[None] = Future()
-        self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the threads use its bytes
-        self._left = set(starts)
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-
-    def end_one(self, start: int, error: BaseException | None) -> None:
-        """Count one piece as done; a piece counts once."""
-        with self._lock:
-            if start not in self._left:
-                return
-            self._left.discard(start)
-            self._error = self._error or error
-            if self._left:
-                return
-        if self._error is not None:
-            self.future.set_exception(self._error)
-        else:
-            self.future.set_result(None)
-
-    def end_all(self, error: BaseException) -> None:
-        """Count every piece as done."""
-        for start in self.starts:
-            self.end_one(start, error)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from .base import Store
 from .errors import StorageError
 from .local import LocalStore
 from .memory import MemoryStore
+from .output_file import IOMode
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.RLock()
 
 
-def open_store(root: str | os.PathLike[str], *, io: Literal["auto", "direct", "buffered"] = "auto") -> Store:
+def open_store(root: str | os.PathLike[str], *, io: IOMode = "auto") -> Store:
     """Open the store at `root`.
 
     Args:
@@ -27,7 +27,8 @@ def open_store(root: str | os.PathLike[str], *, io: Literal["auto", "direct", "b
         io: For folders; see `LocalStore`.
 
     Raises:
-        StorageError: The scheme is none of these, or the root cannot hold objects.
+        StorageError: The scheme is none of these, the root cannot hold objects, or `io` is "gds" and KvikIO cannot be
+            used.
     """
     text = os.fspath(root)
     scheme = _SCHEME.match(text) if isinstance(root, str) else None

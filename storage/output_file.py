@@ -13,12 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from .base import ALIGNMENT_BYTES
+from .base import ALIGNMENT_BYTES, DeviceBytes
+from .device_file import DeviceFile
 from .errors import StorageError, StoreIOError
 from .folders import close_all
 from .oserrors import FULL_ERRNOS
 
-IOMode = Literal["auto", "direct", "buffered"]
+IOMode = Literal["auto", "direct", "buffered", "gds"]
 
 _RESERVE_STEP_BYTES = 1 << 30
 _FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,8 +34,8 @@ class OutputFile:
         name: Its name there, which must be free.
         path: Its path, for messages.
         key: The object concerned, for messages.
-        io: "auto" writes aligned bytes with O_DIRECT if the filesystem takes it; "direct" makes it an error if not;
-            "buffered" never does.
+        io: "auto" and "gds" write aligned bytes with O_DIRECT if the filesystem takes it; "direct" makes it an error if
+            not; "buffered" never does.
         size_hint_bytes: About how long the file will be; room is reserved up to it.
 
     Raises:
@@ -52,6 +53,7 @@ class OutputFile:
         self._is_direct = io != "buffered"
         self._num_writing = 0
         self._idle = threading.Condition()
+        self._device_file: DeviceFile | None = None
         self._fds = [os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder_fd)]
         weakref.finalize(self, close_all, self._fds).atexit = False
         if self._is_direct:
@@ -101,6 +103,20 @@ class OutputFile:
                     raise StoreIOError(f"cannot write {self._path}: the system stored none of the bytes", key=self._key)
                 done += num_bytes
 
+    def write_device_at(self, offset: int, data: DeviceBytes) -> None:
+        """Write all of `data`, which lies on a CUDA device, at `offset`. Blocks. Safe for threads as `write_at` is.
+
+        Raises:
+            OSError: The write failed.
+            StorageError: The file is closed, or KvikIO cannot be used.
+        """
+        with self._writing():
+            self._opened_for_device().write_at(offset, data)
+
+    def sync(self) -> None:
+        """Make what is written durable. Blocks."""
+        os.fsync(self._fds[0])
+
     def finish(self, num_bytes: int, *, sync: bool) -> None:
         """Cut the file to its true length, make it durable if `sync`, and close it. Blocks.
 
@@ -108,6 +124,7 @@ class OutputFile:
             OSError: Any of these failed, so the file must not be trusted. Do not call this again: after a failed fsync
                 the kernel may have dropped what it could not write, and the next one would succeed.
         """
+        self._close_device_file()
         os.ftruncate(self._fds[0], num_bytes)
         if sync:
             os.fsync(self._fds[0])
@@ -118,6 +135,7 @@ class OutputFile:
         """Close the file as it is, after the writes that have begun. May be called again. Blocks."""
         with self._idle:
             self._idle.wait_for(lambda: self._num_writing == 0)
+            self._close_device_file()
             close_all(self._fds)
 
     @contextlib.contextmanager
@@ -134,6 +152,18 @@ class OutputFile:
                 self._num_writing -= 1
                 self._idle.notify_all()
 
+    def _opened_for_device(self) -> DeviceFile:
+        with self._idle:
+            if self._device_file is None:
+                # By way of our own descriptor, not by name: so it is this very file, whatever its folders have become.
+                self._device_file = DeviceFile(f"/proc/self/fd/{self._fds[0]}")
+            return self._device_file
+
+    def _close_device_file(self) -> None:
+        if self._device_file is not None:
+            self._device_file.close()
+            self._device_file = None
+
     def _open_direct(self, folder_fd: int, name: str) -> None:
         try:
             self._fds.append(os.open(name, _FLAGS | os.O_DIRECT, dir_fd=folder_fd))
@@ -143,9 +173,11 @@ class OutputFile:
             self._refuse_direct(exc)
 
     def _write_some(self, offset: int, address: int, view: memoryview) -> int:
-        if self._is_direct and (offset | address | view.nbytes) % ALIGNMENT_BYTES == 0:
+        whole = view.nbytes - view.nbytes % ALIGNMENT_BYTES
+        if self._is_direct and whole and (offset | address) % ALIGNMENT_BYTES == 0:
             try:
-                return os.pwrite(self._fds[1], view, offset)
+                with view[:whole] as aligned:
+                    return os.pwrite(self._fds[1], aligned, offset)
             except OSError as exc:
                 if exc.errno not in _REFUSED_DIRECT:
                     raise

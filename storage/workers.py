@@ -46,10 +46,11 @@ class WorkerPool:
             raise ValueError(f"a worker pool needs at least one thread, not {num_threads}")
         self._name = name
         self._queue: _Queue = SimpleQueue()
+        self._is_busy = [False] * num_threads
         self._is_closed = False
         self._pid = os.getpid()
         self._threads = [
-            threading.Thread(target=_work, args=(self._queue,), name=f"{name}-{i}", daemon=True)
+            threading.Thread(target=_work, args=(self._queue, self._is_busy, i), name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
         ]
         for thread in self._threads:
@@ -61,6 +62,11 @@ class WorkerPool:
     def num_threads(self) -> int:
         """How many threads there are."""
         return len(self._threads)
+
+    @property
+    def num_idle(self) -> int:
+        """How many threads have nothing to do, now or with what is queued. No more than a hint: it takes no lock."""
+        return max(0, self._is_busy.count(False) - self._queue.qsize())
 
     def submit(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> Future[_T]:
         """Queue `fn(*args)`. Does not block.
@@ -97,9 +103,11 @@ def _stop(queue: _Queue, num_threads: int) -> None:
         queue.put(None)
 
 
-def _work(queue: _Queue) -> None:
+def _work(queue: _Queue, is_busy: list[bool], number: int) -> None:
     while (task := queue.get()) is not None:
+        is_busy[number] = True
         task()
+        is_busy[number] = False
         del task  # or it would keep its arguments alive until the next one comes
 
 

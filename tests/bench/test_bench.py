@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -9,17 +10,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MODULES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
 RATIOS = {
     "large": ("wall_of_dcp_zstd", "bytes_of_dcp_zstd", "load_of_torch_load", "bf16_ratio"),
     "stall": ("stall_of_copy",),
     "small": ("growth_for_ten_times_the_tensors",),
 }
-MACHINE = {"cpu", "cores", "kernel", "python", "commit", "time", "gpu", "torch", "zstandard"}
+MACHINE = {"cpu", "cores", "kernel", "python", "commit", "time", "gpu", "gds", "torch", "zstandard"}
 SAVERS = {"tidegate", "torch.save", "dcp+zstd 1 thread", "dcp+zstd 2 threads", "copy", "raw write"}
+ON_CPU = ("gil", "restore", "soak", "stall")
+ON_GPU = {
+    "codecs": "codecs-tiny",
+    "gpu_save": "gpu-save-tiny",
+    "interference": "interference-tiny",
+    "memory": "memory-tiny",
+    "overlap": "overlap-tiny",
+    "stall": "stall-tiny",
+}
 
 
 def numbers(x: object) -> Iterator[float]:
@@ -34,14 +46,32 @@ def numbers(x: object) -> Iterator[float]:
         yield float(x)
 
 
-@pytest.mark.slow
-def test_the_cpu_benchmark_runs_and_keeps_its_promises(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.save", "--tiny", "--folder", str(tmp_path)]
-    environment = {**os.environ, "OUT": str(tmp_path / "results")}
+def run_tiny(module: str, results: str | None, folder: Path) -> dict[str, Any]:
+    """Run a bench with --tiny in a process of its own; return what it wrote, checked for what all must have."""
+    (folder / "checkpoints").mkdir()
+    out = folder / "results"
+    command = [sys.executable, "-m", f"bench.{module}", "--tiny", "--folder", str(folder / "checkpoints")]
+    environment = {**os.environ, "OUT": str(out)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    found = json.loads((tmp_path / "results" / "save-cpu-tiny.json").read_text())
+    files = list(out.glob("*.json" if results is None else f"{results}.json"))
+    found: dict[str, Any] = json.loads(next(file for file in files if ".trace" not in file.name).read_text())
     assert found["machine"].keys() >= MACHINE
+    rest = {name: part for name, part in found.items() if name != "machine"}
+    assert rest
+    assert all(math.isfinite(number) for number in numbers(rest))
+    assert list((folder / "checkpoints").iterdir()) == [], "it cleans up"
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_imports_without_a_gpu(module: str) -> None:
+    importlib.import_module(f"bench.{module}")
+
+
+@pytest.mark.slow
+def test_the_cpu_benchmark_runs_and_keeps_its_promises(tmp_path: Path) -> None:
+    found = run_tiny("save", "save-cpu-tiny", tmp_path)
     for part, names in RATIOS.items():
         for name in names:
             assert found[part][name] > 0, f"{part}.{name}"
@@ -54,6 +84,26 @@ def test_the_cpu_benchmark_runs_and_keeps_its_promises(tmp_path: Path) -> None:
     assert all(0 < budget["peak_of_budget"] < 10 for budget in found["memory"].values())
     assert {"100", "1000"} <= found["small"].keys()
     assert all(0 < found["small"][count]["overhead_bytes_per_tensor"] < 200 for count in ("100", "1000"))
-    results = {name: part for name, part in found.items() if name != "machine"}
-    assert all(math.isfinite(number) for number in numbers(results))
-    assert [path.name for path in tmp_path.iterdir()] == ["results"], "it cleans up"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ON_CPU)
+def test_a_benchmark_runs(module: str, tmp_path: Path) -> None:
+    """On a GPU where there is one, else on the CPU."""
+    found = run_tiny(module, None, tmp_path)
+    assert list((tmp_path / "results").glob("*.png")), "it draws a plot"
+    if module == "stall":
+        assert found["others"][0]["error"] == ""
+        assert found["summary"]["lazy"]["stall_of_dcp_async"] > 0
+        assert found["num_tensors"] == 5 * 51
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.parametrize("module", ON_GPU)
+def test_a_benchmark_runs_on_a_gpu(module: str, tmp_path: Path) -> None:
+    found = run_tiny(module, ON_GPU[module], tmp_path)
+    if module == "codecs":
+        assert found["summary"]["exact"]
+        assert {cell["component"] for cell in found["cells"]} == {"weights", "master", "m", "v", "gradients"}
+        assert set(found["models"]) == {"dense", "moe"}

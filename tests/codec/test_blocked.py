@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.codec.base import ANS_CODEC, ZSTD_CODEC, FrameHeader
+from tidegate.codec.base import CODEC_VERSIONS, RAW_CODEC, SPLIT_CODECS, ZSTD_CODEC, FrameHeader
 from tidegate.codec.blocked import (
     BlockKind,
     block_offsets,
@@ -25,6 +25,7 @@ from tidegate.codec.errors import CorruptionError, TruncatedError
 from tidegate.codec.words import WordType
 
 WORDS = st.sampled_from(list(WordType))
+BLOCKED = st.sampled_from([number for number in CODEC_VERSIONS if number != RAW_CODEC])
 
 
 @given(word=WORDS, count=st.integers(0, 1 << 22), log=st.integers(12, 24))
@@ -38,14 +39,12 @@ def test_block_sizes(word: WordType, count: int, log: int) -> None:
         assert plane.sum() == count
 
 
-@given(
-    word=WORDS, draw=st.data(), log=st.sampled_from([12, 13, 16, 24]), codec=st.sampled_from([ZSTD_CODEC, ANS_CODEC])
-)
+@given(word=WORDS, draw=st.data(), log=st.sampled_from([12, 13, 16, 24]), codec=BLOCKED)
 @settings(deadline=None)
 def test_pack_and_parse(word: WordType, draw: st.DataObject, log: int, codec: int) -> None:
     count = draw.draw(st.integers(1, 40_000))
     raw_bytes = count * word.itemsize
-    planes = 1 if codec == ANS_CODEC else word.itemsize
+    planes = word.itemsize if codec in SPLIT_CODECS else 1
     sizes = raw_block_sizes(raw_bytes, planes, 1 << log)
     rng = np.random.default_rng(draw.draw(st.integers(0, 1000)))
     kinds = rng.integers(0, 3, sizes.size).astype(np.uint8)

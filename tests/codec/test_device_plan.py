@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -12,17 +13,28 @@ import torch
 import xxhash
 
 from tidegate.codec.availability import device_codecs, require_device_codec, unavailable_reason
-from tidegate.codec.device_plan import BlockLayout, NvcompNeeds, encoder_memory, lay_out, max_blocks
+from tidegate.codec.base import frame_bound_bytes
+from tidegate.codec.device_blocks import memory_of
+from tidegate.codec.device_plan import (
+    BlockLayout,
+    NvcompNeeds,
+    encoder_memory,
+    lay_out,
+    max_blocks,
+    merged,
+    raw_encoder_memory,
+)
 from tidegate.codec.device_report import TAIL_WORDS, digest_words, read_digest
 from tidegate.codec.digest import PIECE_BYTES, digest
-from tidegate.codec.errors import CodecUnavailableError
+from tidegate.codec.errors import CodecError, CodecUnavailableError, UnknownCodecError
+from tidegate.codec.nvcomp_codecs import NVCOMP_CODECS
 from tidegate.codec.words import WordType
 
 
 def layouts() -> list[BlockLayout]:
     return [
         lay_out(codec, word, values * word.itemsize, block_bytes)
-        for codec in ("zstd", "ans")
+        for codec in NVCOMP_CODECS
         for word in WordType
         for values in (1, 100, 4095, 4096, 4097, 70_001)
         for block_bytes in (4096, 65536)
@@ -67,7 +79,34 @@ def test_exponents_are_coded_and_short_ends_are_not() -> None:
 
 def test_memory_grows_by_one_body_and_report_a_slot() -> None:
     memory = encoder_memory("zstd", 1 << 20, 65536, NvcompNeeds(65552, 1000))
-    assert memory.total_bytes(3) - memory.total_bytes(2) == memory.total_bytes(2) - memory.total_bytes(1) >= 1 << 20
+    slot_bytes = memory.total_bytes(2) - memory.total_bytes(1)
+    assert memory.total_bytes(3) - memory.total_bytes(2) == slot_bytes >= frame_bound_bytes(1 << 20)
+
+
+@pytest.mark.parametrize("chunk_bytes", [16, 1 << 20, (1 << 26) + 48])
+def test_codecs_share_memory(chunk_bytes: int) -> None:
+    memories = [
+        encoder_memory(name, chunk_bytes, codec.block_bytes, NvcompNeeds(codec.block_bytes + 100 * codec.number, 1000))
+        for name, codec in NVCOMP_CODECS.items()
+    ]
+    both = merged([raw_encoder_memory(chunk_bytes), *memories])
+    for memory in memories:
+        assert all(getattr(both, field.name) >= getattr(memory, field.name) for field in dataclasses.fields(memory))
+    assert merged(memories[:1]) == memories[0]
+    assert both.total_bytes(2) < sum(memory.total_bytes(2) for memory in memories)
+    assert both.frame % 4096 == 0
+    assert both.frame - 64 >= -(-chunk_bytes // 16) * 16
+
+
+def test_unknown_codecs_and_block_sizes_are_refused() -> None:
+    cpu = torch.device("cpu", 0)
+    with pytest.raises(UnknownCodecError, match="no codec 'snappy'; it has raw, zstd, ans, gdeflate, deflate"):
+        memory_of(["raw", "snappy"], 1 << 20, None, cpu)
+    with pytest.raises(CodecError, match="name at least one codec"):
+        memory_of([], 1 << 20, None, cpu)
+    for codec, block_bytes in (("ans", 2048), ("ans", 3 << 12), ("ans", 1 << 25), ("gdeflate", 1 << 17)):
+        with pytest.raises(CodecError, match=f"blocks of {block_bytes} bytes do not suit {codec}; .* power of two"):
+            memory_of([codec], 1 << 20, {codec: block_bytes}, cpu)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 240, 241, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 240])
@@ -89,6 +128,7 @@ def test_a_cpu_has_no_device_codecs() -> None:
     assert "no NVIDIA GPU" in str(unavailable_reason("zstd", cpu))
     with pytest.raises(CodecUnavailableError, match="codec ans cannot run on cpu"):
         require_device_codec("ans", cpu)
+    assert "there are raw, zstd, ans, gdeflate" in str(unavailable_reason("snappy", cpu))
 
 
 def test_nothing_imports_cupy_or_nvcomp_before_a_gpu_is_used() -> None:

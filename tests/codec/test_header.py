@@ -11,6 +11,7 @@ import xxhash
 
 from tidegate.codec.base import (
     ANS_CODEC,
+    CASCADED_CODEC,
     CODEC_VERSIONS,
     FRAME_ALIGNMENT_BYTES,
     HEADER_BYTES,
@@ -47,7 +48,7 @@ def test_bytes() -> None:
     "header",
     [
         HEADER,
-        dataclasses.replace(HEADER, codec=ANS_CODEC, parameter=6),
+        *(dataclasses.replace(HEADER, codec=codec, parameter=6) for codec in range(ANS_CODEC, CASCADED_CODEC + 1)),
         dataclasses.replace(HEADER, codec=RAW_CODEC, body_bytes=HEADER.raw_bytes),
         FrameHeader(RAW_CODEC, 1, WordType.U8, 0, 0, 1, 1),
         FrameHeader(RAW_CODEC, 1, WordType.F64, 2**64 - 8, 2**64 - 8, 1, 1),
@@ -94,7 +95,7 @@ def test_every_changed_byte_is_found(place: int) -> None:
     [
         (4, 0, "format version 0"),
         (4, 2, "format version 2"),
-        (5, 3, "codec 3 version 1"),
+        (5, 8, "codec 8 version 1"),
         (5, 255, "codec 255"),
         (6, 0, "codec 1 version 0"),
         (6, 2, "codec 1 version 2"),
@@ -136,4 +137,4 @@ def test_reserved_bytes_are_zero(place: int) -> None:
 
 def test_known_versions_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
-        CODEC_VERSIONS[3] = 1  # type: ignore[index]
+        CODEC_VERSIONS[8] = 1  # type: ignore[index]

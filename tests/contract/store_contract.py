@@ -33,25 +33,33 @@ def random_bytes(num_bytes: int) -> bytes:
     return random.randbytes(num_bytes)
 
 
-class WritingContract:
+class HoldingContract:
+    """How the contract looks at what an object holds."""
+
+    def check_content(self, store: Store, key: str, wanted: bytes) -> None:
+        """That the object holds these bytes. A store that keeps none overrides this."""
+        assert content(store, key) == wanted
+
+
+class WritingContract(HoldingContract):
     """create, append, seal, abort."""
 
     @pytest.mark.parametrize("num_bytes", LENGTHS)
     def test_what_is_sealed_is_read_back(self, store: Store, num_bytes: int) -> None:
         wanted = random_bytes(num_bytes)
         put(store, "step-1/a/rank-0.tg", wanted)
-        assert content(store, "step-1/a/rank-0.tg") == wanted
+        self.check_content(store, "step-1/a/rank-0.tg", wanted)
         assert listing(store) == {"step-1/a/rank-0.tg": num_bytes}
         assert leftovers(store) == []
 
     def test_an_object_without_appends_is_empty(self, store: Store) -> None:
         store.create("a").seal()
-        assert content(store, "a") == b""
+        self.check_content(store, "a", b"")
 
     def test_appends_follow_each_other_whatever_their_alignment(self, store: Store) -> None:
         pieces = [random_bytes(random.choice(LENGTHS)) for _ in range(40)]
         put(store, "a", *pieces)
-        assert content(store, "a") == b"".join(pieces)
+        self.check_content(store, "a", b"".join(pieces))
 
     def test_aligned_memory_and_unaligned_memory_mix(self, store: Store) -> None:
         buffer = aligned_buffer(1 << 20)
@@ -62,7 +70,7 @@ class WritingContract:
             writer.append(buffer[start:end])
         writer.append(buffer[4096:8192])
         writer.seal()
-        assert content(store, "a") == bytes(buffer) + bytes(buffer[4096:8192])
+        self.check_content(store, "a", bytes(buffer) + bytes(buffer[4096:8192]))
 
     def test_a_hint_may_be_wrong(self, store: Store) -> None:
         for key, hint in (("low", 1), ("high", 1 << 22)):
@@ -95,7 +103,7 @@ class WritingContract:
         writer.append(memoryview(b"abc"))
         writer.seal()
         writer.abort()
-        assert content(store, "a") == b"abc"
+        self.check_content(store, "a", b"abc")
 
     @pytest.mark.parametrize("end", ["seal", "abort"])
     def test_a_writer_is_used_up_at_its_end(self, store: Store, end: str) -> None:
@@ -114,15 +122,15 @@ class WritingContract:
             writer.seal()
         assert caught.value.key == "a"
         writer.abort()
-        assert content(store, "a") == b"old"
+        self.check_content(store, "a", b"old")
         assert leftovers(store) == []
 
     def test_an_object_is_replaced_when_asked(self, store: Store) -> None:
         put(store, "a", b"old and longer")
         put(store, "a", b"new", replace=True)
         put(store, "b", b"first", replace=True)
-        assert content(store, "a") == b"new"
-        assert content(store, "b") == b"first"
+        self.check_content(store, "a", b"new")
+        self.check_content(store, "b", b"first")
 
     def test_of_several_writers_one_gets_the_name(self, store: Store) -> None:
         def write(i: int) -> None:
@@ -136,7 +144,7 @@ class WritingContract:
 
         raised = race(6, write)
         assert sum(error is None for error in raised) == 1
-        assert content(store, "x/a") == bytes([raised.index(None)]) * 10_000
+        self.check_content(store, "x/a", bytes([raised.index(None)]) * 10_000)
         assert leftovers(store) == []
 
     def test_the_bytes_are_the_callers_again_when_the_future_is_done(self, store: Store) -> None:
@@ -148,62 +156,19 @@ class WritingContract:
         view.release()
         memory.append(0)  # BufferError while anything refers to it
         writer.seal()
-        assert content(store, "a") == b"a" * 70_000
+        self.check_content(store, "a", b"a" * 70_000)
 
     def test_read_only_and_typed_bytes_are_taken(self, store: Store) -> None:
         put(store, "a", b"read-only")
         writer = store.create("b")
         writer.append(memoryview(bytearray(range(16))).cast("I"))
         writer.seal()
-        assert content(store, "a") == b"read-only"
-        assert content(store, "b") == bytes(range(16))
-
-    def test_appends_of_several_threads_stay_whole_and_in_order(self, store: Store) -> None:
-        writer = store.create("a")
-        num_threads, num_appends, length = 6, 20, 5003
-
-        def write(i: int) -> None:
-            for k in range(num_appends):
-                writer.append(memoryview(bytes([i, k]) + bytes([i]) * (length - 2)))
-
-        assert race(num_threads, write) == [None] * num_threads
-        writer.seal()
-        text = content(store, "a")
-        seen: dict[int, list[int]] = {i: [] for i in range(num_threads)}
-        for start in range(0, len(text), length):
-            i, k = text[start], text[start + 1]
-            assert text[start + 2 : start + length] == bytes([i]) * (length - 2)
-            seen[i].append(k)
-        assert seen == {i: list(range(num_appends)) for i in range(num_threads)}
+        self.check_content(store, "a", b"read-only")
+        self.check_content(store, "b", bytes(range(16)))
 
 
-class ReadingContract:
-    """read_into, stat, list, delete, and the keys."""
-
-    def test_ranges_are_read(self, store: Store) -> None:
-        wanted = random_bytes(50_000)
-        put(store, "a", wanted)
-        for start, end in ((0, 0), (0, 1), (49_999, 50_000), (50_000, 50_000), (4095, 12_289), (7, 40_007)):
-            out = bytearray(end - start)
-            store.read_into("a", start, memoryview(out))
-            assert bytes(out) == wanted[start:end]
-
-    @pytest.mark.parametrize(("offset", "num_bytes"), [(0, 11), (10, 1), (11, 0), (5, 6), (-1, 1), (1 << 70, 1)])
-    def test_a_range_that_the_object_does_not_have_is_an_error(self, store: Store, offset: int, num_bytes: int) -> None:
-        put(store, "a", b"0123456789")
-        with pytest.raises(StoreIOError) as caught:
-            store.read_into("a", offset, memoryview(bytearray(num_bytes)))
-        assert caught.value.key == "a"
-
-    def test_a_whole_object_is_read_up_to_a_limit(self, store: Store) -> None:
-        for text in (b"", b"0123456789"):
-            put(store, "a", text, replace=True)
-            assert store.read_all("a", limit_bytes=10) == text
-        with pytest.raises(StoreIOError) as caught:
-            store.read_all("a", limit_bytes=9)
-        assert caught.value.key == "a"
-        with pytest.raises(ObjectNotFoundError):
-            store.read_all("b", limit_bytes=9)
+class NamingContract(HoldingContract):
+    """stat, list, delete, and the keys."""
 
     def test_stat_tells_length_and_age(self, store: Store) -> None:
         put(store, "a", b"0123456789")
@@ -253,14 +218,14 @@ class ReadingContract:
         store.delete("no/such/thing")
         assert listing(store) == {"a/c": 1}
         put(store, "a/b", b"again")
-        assert content(store, "a/b") == b"again"
+        self.check_content(store, "a/b", b"again")
 
     def test_leftovers_can_be_looked_at_and_deleted(self, store: Store) -> None:
         writer = store.create("a/" + "n" * 200)
         writer.append(memoryview(b"x" * 4096)).result(TIMEOUT_S)
         (key,) = leftovers(store)
         assert store.stat(key).num_bytes == 4096
-        assert content(store, key) == b"x" * 4096
+        self.check_content(store, key, b"x" * 4096)
         store.delete(key)
         assert list(store.list()) == []
         with pytest.raises(StorageError):
@@ -297,6 +262,53 @@ class ReadingContract:
         put(store, ".hidden", b"x")
         assert listing(store) == {".hidden": 1}
 
+
+class ReadingContract:
+    """read_into and read_all, for stores that keep what is written."""
+
+    def test_appends_of_several_threads_stay_whole_and_in_order(self, store: Store) -> None:
+        writer = store.create("a")
+        num_threads, num_appends, length = 6, 20, 5003
+
+        def write(i: int) -> None:
+            for k in range(num_appends):
+                writer.append(memoryview(bytes([i, k]) + bytes([i]) * (length - 2)))
+
+        assert race(num_threads, write) == [None] * num_threads
+        writer.seal()
+        text = content(store, "a")
+        seen: dict[int, list[int]] = {i: [] for i in range(num_threads)}
+        for start in range(0, len(text), length):
+            i, k = text[start], text[start + 1]
+            assert text[start + 2 : start + length] == bytes([i]) * (length - 2)
+            seen[i].append(k)
+        assert seen == {i: list(range(num_appends)) for i in range(num_threads)}
+
+    def test_ranges_are_read(self, store: Store) -> None:
+        wanted = random_bytes(50_000)
+        put(store, "a", wanted)
+        for start, end in ((0, 0), (0, 1), (49_999, 50_000), (50_000, 50_000), (4095, 12_289), (7, 40_007)):
+            out = bytearray(end - start)
+            store.read_into("a", start, memoryview(out))
+            assert bytes(out) == wanted[start:end]
+
+    @pytest.mark.parametrize(("offset", "num_bytes"), [(0, 11), (10, 1), (11, 0), (5, 6), (-1, 1), (1 << 70, 1)])
+    def test_a_range_that_the_object_does_not_have_is_an_error(self, store: Store, offset: int, num_bytes: int) -> None:
+        put(store, "a", b"0123456789")
+        with pytest.raises(StoreIOError) as caught:
+            store.read_into("a", offset, memoryview(bytearray(num_bytes)))
+        assert caught.value.key == "a"
+
+    def test_a_whole_object_is_read_up_to_a_limit(self, store: Store) -> None:
+        for text in (b"", b"0123456789"):
+            put(store, "a", text, replace=True)
+            assert store.read_all("a", limit_bytes=10) == text
+        with pytest.raises(StoreIOError) as caught:
+            store.read_all("a", limit_bytes=9)
+        assert caught.value.key == "a"
+        with pytest.raises(ObjectNotFoundError):
+            store.read_all("b", limit_bytes=9)
+
     def test_the_url_opens_the_same_store(self, store: Store) -> None:
         scheme = store.url.partition("://")[0]
         assert scheme in ("file", "memory")
@@ -307,5 +319,5 @@ class ReadingContract:
             again.close()
 
 
-class StoreContract(WritingContract, ReadingContract, SwappingContract):
+class StoreContract(WritingContract, NamingContract, ReadingContract, SwappingContract):
     """All of it."""

@@ -1,4 +1,4 @@
-"""Chunks cover every extent once, never mix words or devices, and never pass their limit."""
+"""Chunks cover every extent once, never mix words, roles or devices, and never pass their limit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ CHUNK = 1 << 16
 
 extents = st.lists(
     st.tuples(
-        st.integers(0, 3 * CHUNK), st.sampled_from([WordType.F32, WordType.BF16]), st.sampled_from(["cpu", "cuda:0"])
+        st.integers(0, 3 * CHUNK),
+        st.sampled_from([WordType.F32, WordType.BF16]),
+        st.sampled_from(["cpu", "cuda:0"]),
+        st.sampled_from(["", "exp_avg"]),
     ),
     max_size=40,
 )
 
 
 @given(extents)
-def test_chunks_cover_every_byte_once(items: list[tuple[int, WordType, str]]) -> None:
-    items.sort(key=lambda item: (item[2], item[1]))
+def test_chunks_cover_every_byte_once(items: list[tuple[int, WordType, str, str]]) -> None:
+    items.sort(key=lambda item: (item[2], item[1], item[3]))
     sizes = [item[0] for item in items]
-    plan = plan_save(sizes, [item[1] for item in items], [item[2] for item in items], CHUNK)
+    words, devices, roles = ([item[column] for item in items] for column in (1, 2, 3))
+    plan = plan_save(sizes, words, devices, roles, CHUNK)
     covered: list[tuple[int, int, int]] = []
     for chunk in plan.chunks:
         assert 0 < chunk.num_bytes <= CHUNK
         span = items[chunk.first_extent : chunk.end_extent]
         assert {item[1] for item in span} == {chunk.word}
-        assert len({item[2] for item in span}) == 1
+        assert len({item[2:] for item in span}) == 1
         if chunk.is_piece:
             covered.append((chunk.first_extent, chunk.offset, chunk.num_bytes))
         else:
@@ -45,10 +49,16 @@ def test_chunks_cover_every_byte_once(items: list[tuple[int, WordType, str]]) ->
 
 
 def test_small_extents_share_chunks() -> None:
-    plan = plan_save([100] * 1000, [WordType.F32] * 1000, ["cpu"] * 1000, CHUNK)
+    plan = plan_save([100] * 1000, [WordType.F32] * 1000, ["cpu"] * 1000, [""] * 1000, CHUNK)
     assert len(plan.chunks) == 2
 
 
+def test_each_role_has_chunks_of_its_own() -> None:
+    roles = [""] * 3 + ["exp_avg"] * 2 + ["exp_avg_sq"] * 4
+    plan = plan_save([100] * 9, [WordType.F32] * 9, ["cpu"] * 9, roles, CHUNK)
+    assert [(chunk.first_extent, chunk.end_extent) for chunk in plan.chunks] == [(0, 3), (3, 5), (5, 9)]
+
+
 def test_an_empty_state_has_no_chunks() -> None:
-    assert plan_save([], [], [], CHUNK).chunks == ()
-    assert plan_save([0, 0], [WordType.F32] * 2, ["cpu"] * 2, CHUNK).chunks == ()
+    assert plan_save([], [], [], [], CHUNK).chunks == ()
+    assert plan_save([0, 0], [WordType.F32] * 2, ["cpu"] * 2, [""] * 2, CHUNK).chunks == ()

@@ -57,7 +57,8 @@ def failing_engine(
     codec = FailingCodec(codec_named("zstd"))
     resources = engine._resources
     resources._host_encoder = HostEncoder(
-        codec, resources._workers, resources.options.num_encode_threads, resources.staging, verify=False
+        codec, resources._workers, resources.options.num_encode_threads, resources.staging, resources.outputs,
+        verify=False,
     )
     return engine, codec
 

@@ -1,66 +1,32 @@
-"""How fast are the kernels and the codecs on this GPU, and how small do chunks become?
+"""How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-Run it as `python -m tests.gpu.check_codecs [--sweep]`. Prints one line a measurement: medians of GPU time over chunks
-that do not fit the L2 cache together. `--sweep` also tries nvCOMP's settings.
+Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,codecs,nvcomp,host,copy]`. Prints one line a
+measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes. `--sweep` also
+tries nvCOMP's settings.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+import dataclasses
 
 import torch
 
-from tidegate.codec import device_blocks
-from tidegate.codec.availability import unavailable_reason
-from tidegate.codec.device import DeviceDecoder, DeviceEncoder
-from tidegate.codec.device_plan import lay_out
+from tidegate.codec.availability import device_codecs, unavailable_reason
+from tidegate.codec.device import DEVICE_CODEC_NUMBERS, DeviceDecoder, DeviceEncoder
+from tidegate.codec.device_plan import Batch, lay_out, round_up
 from tidegate.codec.device_report import digest_words
 from tidegate.codec.kernels import Kernels, kernels_of
-from tidegate.codec.nvcomp import AnsTuning, load_nvcomp
+from tidegate.codec.nvcomp import NvcompBatch, load_nvcomp
+from tidegate.codec.nvcomp_codecs import NvcompCodec, nvcomp_codec
 from tidegate.codec.words import WordType
 
-CHUNK_BYTES = 64 << 20
-NUM_CHUNKS = 8
-REPEATS = 24
+from .check_copies import measure_copies
+from .check_host import measure_host
+from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, seconds_of, timed
 
-
-def make_chunks(word: WordType, device: torch.device) -> list[torch.Tensor]:
-    generator = torch.Generator(device).manual_seed(1)
-    dtype = {WordType.BF16: torch.bfloat16, WordType.F32: torch.float32, WordType.F64: torch.float64}[word]
-    values = [torch.randn(CHUNK_BYTES // word.itemsize, generator=generator, device=device) for _ in range(NUM_CHUNKS)]
-    return [value.mul_(0.02).to(dtype).view(torch.uint8) for value in values]
-
-
-def report(name: str, num_bytes: int, seconds: list[float], **more: object) -> None:
-    middle = statistics.median(seconds)
-    rest = " ".join(f"{key}={value}" for key, value in more.items())
-    print(
-        f"{name:44s} {num_bytes / middle / 1e9:8.1f} GB/s  {middle * 1e6:9.1f} us "
-        f"(min {min(seconds) * 1e6:.1f}, max {max(seconds) * 1e6:.1f}) {rest}",
-        flush=True,
-    )
-
-
-def timed(stream: torch.cuda.Stream, work: Callable[[int], object]) -> list[float]:
-    """GPU time of each call. The stream is held up first, so that the host's launching is not measured."""
-    spans = []
-    hold_up(stream)
-    for i in range(REPEATS + 4):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(stream)
-        work(i % NUM_CHUNKS)
-        end.record(stream)
-        spans.append((start, end))
-    stream.synchronize()
-    return [start.elapsed_time(end) / 1e3 for start, end in spans[4:]]
-
-
-def hold_up(stream: torch.cuda.Stream) -> None:
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # cycles: about 10 ms
+PARTS = ("kernels", "codecs", "nvcomp", "host", "copy")
+WORDS = (WordType.BF16, WordType.F32, WordType.F64)
 
 
 def measure_kernels(kernels: Kernels, stream: torch.cuda.Stream, device: torch.device) -> None:
@@ -75,61 +41,48 @@ def measure_kernels(kernels: Kernels, stream: torch.cuda.Stream, device: torch.d
         CHUNK_BYTES,
         timed(stream, lambda i: kernels.piece_digests(raws[i].data_ptr(), CHUNK_BYTES, words.data_ptr())),
     )
-    for word in (WordType.BF16, WordType.F32, WordType.F64):
+    rows = [(raw.data_ptr(), out.data_ptr()) for raw, out in zip(raws, outs, strict=True)]
+    for word in WORDS:
         layout = lay_out("zstd", word, CHUNK_BYTES, 65536)
-        rows = [(raw.data_ptr(), out.data_ptr()) for raw, out in zip(raws, outs, strict=True)]
-        report(
-            f"split_planes {word.name}",
-            CHUNK_BYTES,
-            timed(stream, lambda i, rows=rows, layout=layout: kernels.split_planes(*rows[i], layout, rotate=True)),
-        )
         stride, planes = layout.plane_stride, layout.num_planes
-        report(
-            f"join_planes {word.name}",
-            CHUNK_BYTES,
-            timed(
-                stream,
-                lambda i, rows=rows, stride=stride, planes=planes: kernels.join_planes(
-                    rows[i][1], stride, planes, rows[i][0], CHUNK_BYTES, rotate=True
-                ),
-            ),
-        )
+
+        def split(i: int, layout=layout) -> None:
+            kernels.split_planes(*rows[i], layout, rotate=True)
+
+        def join(i: int, stride=stride, planes=planes) -> None:
+            kernels.join_planes(rows[i][1], stride, planes, rows[i][0], CHUNK_BYTES, rotate=True)
+
+        report(f"split_planes {word.name}", CHUNK_BYTES, timed(stream, split))
+        report(f"join_planes {word.name}", CHUNK_BYTES, timed(stream, join))
     for codec, size in (("zstd", 65536), ("ans", 1 << 20)):
         layout = lay_out(codec, WordType.U8, CHUNK_BYTES, size)
-        for name, source in (("random", raws), ("zeros", [zeros] * NUM_CHUNKS)):
-            report(
-                f"find_constant_blocks {codec} {name}",
-                CHUNK_BYTES,
-                timed(
-                    stream,
-                    lambda i, source=source, layout=layout: kernels.find_constant_blocks(
-                        source[i].data_ptr(), layout, words.data_ptr()
-                    ),
-                ),
-            )
+        for name, sources in (("random", raws), ("zeros", [zeros] * NUM_CHUNKS)):
+
+            def find(i: int, sources=sources, layout=layout) -> None:
+                kernels.find_constant_blocks(sources[i].data_ptr(), layout, words.data_ptr())
+
+            report(f"find_constant_blocks {codec} {name}", CHUNK_BYTES, timed(stream, find))
 
 
 def measure_codec(
     codec: str, word: WordType, stream: torch.cuda.Stream, device: torch.device, block_bytes: int | None, label: str
 ) -> None:
     raws = make_chunks(word, device)
-    torch.cuda.synchronize()
-    encoder = DeviceEncoder(codec, CHUNK_BYTES, device, stream, block_bytes=block_bytes)
+    sizes = None if block_bytes is None else {codec: block_bytes}
+    encoder = DeviceEncoder([codec], CHUNK_BYTES, device, stream, block_bytes=sizes)
     decoder = DeviceDecoder(CHUNK_BYTES, device, stream)
-    spans, starts, stored, frames = [], [], 0, []
+    spans, stored, refused, frames = [], 0, 0, []
     for i in range(NUM_CHUNKS + 2):
         hold_up(stream)
-        before = time.perf_counter()
-        ticket = encoder.start(raws[i % NUM_CHUNKS], word)
-        starts.append(time.perf_counter() - before)
+        ticket = encoder.start(raws[i % NUM_CHUNKS], word, codec)
         header, body = ticket.finish()
         if i >= 2:
             spans.append(ticket.encode_s)
             stored += header.body_bytes
+            refused += ticket.refused_blocks
             if len(frames) < 4:
                 frames.append((header, body.clone(), body.cpu().numpy()))
         ticket.release()
-    refused = ticket.refused_blocks
     torch.cuda.synchronize()
     out = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
     decodes = []
@@ -143,71 +96,120 @@ def measure_codec(
         check.wait()
         decodes.append(start.elapsed_time(end) / 1e3)
     ratio = f"{NUM_CHUNKS * CHUNK_BYTES / stored:.4f}"
-    host = f"{statistics.median(starts) * 1e6:.0f}us"
     held = f"{encoder.device_bytes >> 20}MiB/{decoder.device_bytes >> 20}MiB"
-    report(
-        f"encode {codec} {word.name} {label}", CHUNK_BYTES, spans, ratio=ratio, host=host, held=held, refused=refused
-    )
+    report(f"encode {codec} {word.name} {label}", CHUNK_BYTES, spans, ratio=ratio, held=held, refused=refused)
     report(f"decode {codec} {word.name} {label}", CHUNK_BYTES, decodes[2:])
+
+
+def measure_nvcomp(
+    codec: NvcompCodec, word: WordType, stream: torch.cuda.Stream, device: torch.device, label: str
+) -> None:
+    """NvCOMP's own call, on the blocks that our encoder gives it, and nothing else."""
+    kernels, coder = kernels_of(device), load_nvcomp().coder(codec, word)
+    raws = make_chunks(word, device)
+    layout = lay_out(codec.name, word, CHUNK_BYTES, codec.block_bytes)
+    count = layout.num_candidates
+    with torch.cuda.device(device):
+        slot_bytes = round_up(coder.max_output_bytes(codec.block_bytes), 16)
+        temp_bytes = coder.compress_temp_bytes(count, codec.block_bytes)
+    slots = torch.zeros(count * slot_bytes, dtype=torch.uint8, device=device)
+    temp = torch.empty(max(temp_bytes, 16), dtype=torch.uint8, device=device)
+    arrays = torch.zeros(NUM_CHUNKS, 5, count, dtype=torch.int64, device=device)
+    planes = [torch.empty_like(raw) for raw in raws] if layout.num_planes > 1 else raws
+    torch.cuda.synchronize()
+    batches = []
+    for i, raw in enumerate(raws):
+        inputs, input_bytes, outputs, output_bytes, statuses = (row.data_ptr() for row in arrays[i])
+        if layout.num_planes > 1:
+            kernels.split_planes(raw.data_ptr(), planes[i].data_ptr(), layout, rotate=word.is_float)
+        batch = Batch(0, count, 0, layout.num_blocks)
+        places = (inputs, input_bytes, outputs)
+        kernels.lay_out_candidates(planes[i].data_ptr(), layout, batch, slots.data_ptr(), slot_bytes, places)
+        batches.append(
+            NvcompBatch(
+                num_blocks=count,
+                max_block_bytes=layout.max_block_bytes,
+                inputs=inputs,
+                input_bytes=input_bytes,
+                outputs=outputs,
+                output_bytes=output_bytes,
+                statuses=statuses,
+                temp=temp.data_ptr(),
+                temp_bytes=temp_bytes,
+            )
+        )
+    spans = timed(stream, lambda i: coder.compress(batches[i], stream.cuda_stream))
+    given, made = (int(arrays[:, row].sum()) for row in (1, 3))
+    report(
+        f"nvCOMP alone {codec.name} {word.name} {label}",
+        CHUNK_BYTES,
+        spans,
+        given=f"{given / NUM_CHUNKS / CHUNK_BYTES:.2f}",
+        ratio_of_given=f"{given / max(made, 1):.4f}",
+    )
 
 
 def measure_pipelined(codec: str, stream: torch.cuda.Stream, device: torch.device) -> None:
     raws = make_chunks(WordType.BF16, device)
-    torch.cuda.synchronize()
-    encoder = DeviceEncoder(codec, CHUNK_BYTES, device, stream)
-    walls = []
-    for _ in range(4):
-        before = time.perf_counter()
-        open_ticket = encoder.start(raws[0], WordType.BF16)
+    encoder = DeviceEncoder([codec], CHUNK_BYTES, device, stream)
+
+    def sixteen() -> None:
+        open_ticket = encoder.start(raws[0], WordType.BF16, codec)
         for i in range(1, 16):
-            next_ticket = encoder.start(raws[i % NUM_CHUNKS], WordType.BF16)
+            next_ticket = encoder.start(raws[i % NUM_CHUNKS], WordType.BF16, codec)
             open_ticket.finish()
             open_ticket.release()
             open_ticket = next_ticket
         open_ticket.finish()
         open_ticket.release()
-        walls.append(time.perf_counter() - before)
+
+    walls = [seconds_of(sixteen) for _ in range(4)]
     report(f"16 chunks, two slots, wall: {codec} BF16", 16 * CHUNK_BYTES, walls[1:])
 
 
 def sweep(stream: torch.cuda.Stream, device: torch.device) -> None:
-    torch.cuda.mem_get_info(device)
-    zstd = load_nvcomp().zstd()
-    for count in (1, 512, 2048, 8192, 16384):
-        sizes = [(kib, zstd.compress_temp_bytes(count, kib << 10) >> 20) for kib in (4, 8, 16, 32, 64)]
-        print(f"zstd scratch, {count} blocks: (KiB a block, MiB) {sizes}")
     for word in (WordType.BF16, WordType.F32):
-        for kib in (4, 8, 16, 32, 64):
-            measure_codec("zstd", word, stream, device, kib << 10, f"{kib}K")
-    tunings = [AnsTuning(), AnsTuning(0, 1, 0), AnsTuning(16, 1, 0), AnsTuning(16, 2, 0), AnsTuning(0, 1, 2)]
-    for word in (WordType.BF16, WordType.F32):
+        for name, sizes in (("zstd", (4, 8, 16, 32, 64)), ("gdeflate", (16, 32, 64)), ("bitcomp", (16, 64, 256, 1024))):
+            for kib in sizes:
+                measure_nvcomp(
+                    dataclasses.replace(nvcomp_codec(name), block_bytes=kib << 10), word, stream, device, f"{kib}K"
+                )
         for kib in (64, 128, 256, 512, 1024):
-            for tuning in tunings:
-                device_blocks.ANS_TUNING = tuning
-                counts = f"{tuning.max_sub_chunk_count},{tuning.states_per_lane},{tuning.histogram_reduction_log2}"
-                measure_codec("ans", word, stream, device, kib << 10, f"{kib}K {counts}")
-    device_blocks.ANS_TUNING = AnsTuning()
+            for tuning in ((0, 0, 0), (0, 1, 0), (16, 1, 0), (16, 2, 0), (0, 1, 2)):
+                options = ("<iiBBB", (0, "type", *tuning))
+                codec = dataclasses.replace(nvcomp_codec("ans"), block_bytes=kib << 10, compress_options=options)
+                measure_nvcomp(codec, word, stream, device, f"{kib}K {tuning}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS)
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     stream = torch.cuda.Stream(device)
     print(torch.cuda.get_device_name(device), torch.__version__)
-    for codec in ("raw", "zstd", "ans"):
-        print(codec, unavailable_reason(codec, device))
+    for codec in DEVICE_CODEC_NUMBERS:
+        print(codec, unavailable_reason(codec, device) or "works")
+    available = [codec for codec in DEVICE_CODEC_NUMBERS if codec in device_codecs(device)]
     kernels = kernels_of(device)
+    if "copy" in arguments.only:
+        measure_copies(stream, device)
+    if "host" in arguments.only:
+        measure_host(available, stream, device)
     with torch.cuda.stream(stream), kernels.on(stream):
-        measure_kernels(kernels, stream, device)
-    for codec in ("raw", "zstd", "ans"):
-        if unavailable_reason(codec, device) is None:
-            for word in (WordType.BF16, WordType.F32, WordType.F64):
-                measure_codec(codec, word, stream, device, None, "default")
-            measure_pipelined(codec, stream, device)
-    if arguments.sweep:
-        sweep(stream, device)
+        if "kernels" in arguments.only:
+            measure_kernels(kernels, stream, device)
+        for codec in available:
+            for word in WORDS:
+                if "nvcomp" in arguments.only and codec != "raw":
+                    measure_nvcomp(nvcomp_codec(codec), word, stream, device, "default")
+                if "codecs" in arguments.only:
+                    measure_codec(codec, word, stream, device, None, "default")
+            if "codecs" in arguments.only:
+                measure_pipelined(codec, stream, device)
+        if arguments.sweep:
+            sweep(stream, device)
 
 
 if __name__ == "__main__":

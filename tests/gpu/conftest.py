@@ -1,4 +1,4 @@
-"""What the GPU tests share: a device, a stream, and one encoder a codec, since those are large."""
+"""What the GPU tests share: a device, a stream, and one encoder of each codec, since those are large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tidegate.codec.availability import unavailable_reason
-from tidegate.codec.device import DeviceDecoder, DeviceEncoder
+from tidegate.codec.device import DEVICE_CODEC_NUMBERS, DeviceDecoder, DeviceEncoder
 
 CHUNK_BYTES = 4 << 20
 
@@ -25,7 +25,7 @@ def stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@pytest.fixture(scope="session", params=["raw", "zstd", "ans"])
+@pytest.fixture(scope="session", params=DEVICE_CODEC_NUMBERS)
 def codec(request: pytest.FixtureRequest, device: torch.device) -> str:
     reason = unavailable_reason(request.param, device)
     if reason is not None:
@@ -35,7 +35,7 @@ def codec(request: pytest.FixtureRequest, device: torch.device) -> str:
 
 @pytest.fixture(scope="session")
 def encoder(codec: str, device: torch.device, stream: torch.cuda.Stream) -> Iterator[DeviceEncoder]:
-    yield DeviceEncoder(codec, CHUNK_BYTES, device, stream)
+    yield DeviceEncoder([codec], CHUNK_BYTES, device, stream)
 
 
 @pytest.fixture(scope="session")

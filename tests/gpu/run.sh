@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Everything that needs an NVIDIA GPU, on a machine where nothing can be installed from a network:
 #
-#   tests/gpu/run.sh [tests|sanitize|bench|all] [WHEELS] [TESTS]
+#   tests/gpu/run.sh tests    [WHEELS] [TESTS …]     what pytest is given; by default tests
+#   tests/gpu/run.sh sanitize [WHEELS] [TESTS …]     by default tests/gpu
+#   tests/gpu/run.sh bench    [WHEELS] "NAME ARGS" … such as "stall" "overlap --seconds 60"
+#   tests/gpu/run.sh codecs   [WHEELS]               speeds of the codecs alone
 #
-# WHEELS is a folder of wheels to use beside what the machine's python3 has (nvCOMP, zstandard, xxhash, …); TESTS is
-# what pytest is given (default: tests). Results go to $OUT, or to bench/results.
+# WHEELS is a folder of wheels to use beside what the machine's python3 has (nvCOMP, KvikIO, zstandard, xxhash, …), or
+# "" for none. Results go to $OUT, or to bench/results. A bench that fails does not keep the next from running.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-what=${1:-all}
+what=${1:-tests}
 wheels=${2:-}
-tests=${3:-}
+shift $(($# < 2 ? $# : 2))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -23,14 +26,29 @@ if [ -n "$wheels" ]; then
 fi
 out=${OUT:-bench/results}
 
-if [ "$what" = tests ] || [ "$what" = all ]; then
-  python3 -m pytest -m gpu -q --maxfail 20 --timeout 240 --durations 5 --tb short -p no:cacheprovider \
-    --junitxml="$out/gpu-tests.xml" "${tests:-tests}"
-fi
-if [ "$what" = sanitize ] || [ "$what" = all ]; then
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 --target-processes all \
-    python3 -m pytest -m gpu -q --timeout 500 -p no:cacheprovider "${tests:-tests/gpu}" -k small
-fi
-if [ "$what" = bench ] || [ "$what" = all ]; then
-  python3 -m bench.gpu_save --folder "$work"
-fi
+status=0
+case $what in
+  tests)
+    python3 -m pytest -m gpu -q --maxfail 20 --timeout 240 --durations 5 --tb short -p no:cacheprovider \
+      --junitxml="$out/gpu-tests.xml" "${@:-tests}" || status=$?
+    ;;
+  sanitize)
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 --target-processes all \
+      python3 -m pytest -m gpu -q --timeout 500 -p no:cacheprovider "${@:-tests/gpu}" -k small || status=$?
+    ;;
+  bench)
+    for bench in "$@"; do
+      echo "== bench.$bench"
+      # shellcheck disable=SC2086 # the arguments of a bench are words
+      timeout 240 python3 -m bench.$bench || { echo "bench.$bench failed: $?"; status=1; }
+    done
+    ;;
+  codecs)
+    python3 -m tests.gpu.check_codecs || status=$?
+    ;;
+  *)
+    echo "usage: run.sh tests|sanitize|bench|codecs [WHEELS] …" >&2
+    exit 2
+    ;;
+esac
+exit $status

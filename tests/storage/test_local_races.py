@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.kit.wrapping import content, put
-from tidegate.storage import InvalidKeyError, LocalStore, ObjectExistsError, ObjectNotFoundError, StorageError
+from tidegate.storage import (
+    InvalidKeyError,
+    LocalStore,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageError,
+    local_writer,
+    pieces,
+)
 from tidegate.storage.locks import release, try_lock
 
 
@@ -125,13 +133,12 @@ def test_a_seal_comes_while_another_thread_appends(
 ) -> None:
     writer = store.create("a")
     writer.append(memoryview(b"x"))
-    real = writer._piece_bytes
 
-    def piece_bytes(num_bytes: int) -> int:
+    def piece_bytes(num_bytes: int, num_idle: int) -> int:
         writer.seal()
-        return real(num_bytes)
+        return pieces.piece_bytes(num_bytes, num_idle)
 
-    monkeypatch.setattr(writer, "_piece_bytes", piece_bytes)
+    monkeypatch.setattr(local_writer, "piece_bytes", piece_bytes)
     with pytest.raises(StorageError, match="sealed already"):
         writer.append(memoryview(b"y"))
     writer.abort()

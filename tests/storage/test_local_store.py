@@ -121,7 +121,7 @@ def test_no_descriptors_are_leaked(store: LocalStore) -> None:
 
 
 def test_a_large_append_is_written_by_several_threads(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of at most 16 MiB, each written once, no two of them by one thread at the same time."""
+    """Pieces of at most 32 MiB, each written once, no two of them by one thread at the same time."""
     seen: list[tuple[int, int]] = []
     both = threading.Barrier(2)
     real = os.pwrite
@@ -144,7 +144,7 @@ def test_a_large_append_is_written_by_several_threads(store: LocalStore, monkeyp
     end = 0
     for offset, num_bytes in sorted(seen):
         assert offset == end
-        assert num_bytes <= 16 << 20
+        assert num_bytes <= 32 << 20
         end += num_bytes
     assert end == buffer.nbytes
 
@@ -175,6 +175,30 @@ def test_aligned_bytes_go_past_the_page_cache(root: Path, monkeypatch: pytest.Mo
         (12_288, 4096, True),
         (16_384, 4096, False),
     ]
+    store.close()
+
+
+def test_an_unaligned_end_leaves_the_rest_direct(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        store = LocalStore(root, io="direct")
+        put(store, "try", b"")
+    except StoreIOError as exc:
+        pytest.skip(f"this filesystem has no O_DIRECT: {exc}")
+    seen: list[tuple[int, int, bool]] = []
+    real = os.pwrite
+
+    def pwrite(fd: int, view: memoryview, offset: int) -> int:
+        seen.append((offset, view.nbytes, bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)))
+        return real(fd, view, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    buffer = aligned_buffer(100_000)
+    buffer[:] = os.urandom(100_000)
+    writer = store.create("a")
+    writer.append(buffer)
+    writer.seal()
+    assert seen == [(0, 98_304, True), (98_304, 1696, False)]
+    assert content(store, "a") == bytes(buffer)
     store.close()
 
 
@@ -231,7 +255,7 @@ def test_folders_that_others_remove_are_made_again(store: LocalStore) -> None:
 
 def test_abort_skips_what_is_queued(store: LocalStore, root: Path) -> None:
     gate = threading.Event()
-    blockers = [store._pool.submit(gate.wait, TIMEOUT_S) for _ in range(4)]
+    blockers = [store._pool.submit(gate.wait, TIMEOUT_S) for _ in range(store._pool.num_threads)]
     writer = store.create("a")
     memory = bytearray(10_000)
     futures = [writer.append(memoryview(memory)) for _ in range(5)]

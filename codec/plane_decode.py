@@ -1,48 +1,43 @@
-"""Reading the zstd codec's body on the CPU, strip by strip, however short its blocks are. FRAME.md gives the bytes."""
+"""Reading a body of planes on the CPU, strip by strip, however short its blocks are. FRAME.md gives the bytes."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeAlias
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
-from .blocked import MAX_BLOCK_BYTES, BlockKind, BlockTable
-from .errors import CorruptionError
+from .base import FrameHeader
+from .blocked import BlockKind, BlockTable, check_padding, parse_body
 from .planes import join_planes
-from .words import WordType
+
+Decode: TypeAlias = Callable[[memoryview, int, int], bytes]
+"""Decodes one block, given its raw bytes and, for error messages, its index. Raises CorruptionError."""
 
 # Bytes of every plane that are joined at a time: what NumPy costs a call does not add up over the short blocks that a
 # GPU writes, and a strip stays in the caches between its decoding and its joining.
 _STRIP_BYTES = 1 << 18
 
 
-class _Contexts(threading.local):
-    """The decompressor of one thread; it cannot be shared."""
+def decode_planes(header: FrameHeader, body: NDArray[np.uint8], out: NDArray[np.uint8], decode: Decode) -> None:
+    """Check the whole table and all padding, then decode all blocks and join their planes.
 
-    def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BLOCK_BYTES)
-
-
-_contexts = _Contexts()
-
-
-def decode_blocks(table: BlockTable, word: WordType, body: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Decode all blocks and join their planes. Blocks; the heavy part runs without the GIL.
+    Blocks; the heavy part runs without the GIL.
 
     Args:
-        table: The body's table, checked.
-        word: What one value is; it has table.num_planes bytes.
+        header: The frame's header.
         body: uint8[body_bytes], contiguous.
         out: uint8[raw_bytes], contiguous, not overlapping `body`; undefined after an error.
+        decode: What decodes a coded block.
 
     Raises:
-        CorruptionError: If a coded block is not exactly one Zstandard frame of the block's raw bytes.
+        CorruptionError: If the table does not hold, or a coded block is not what the codec makes of the block.
     """
+    table = parse_body(header, body)
+    check_padding(table, body)
     num_planes = table.num_planes
     per_plane = table.kinds.size // num_planes
     step = max(_STRIP_BYTES // table.block_bytes, 1)
@@ -57,9 +52,9 @@ def decode_blocks(table: BlockTable, word: WordType, body: NDArray[np.uint8], ou
         for plane, room in enumerate(rooms):
             first = plane * per_plane + begin
             last = min(first + step, (plane + 1) * per_plane)
-            planes.append(_gather(_pieces(table, body, first, last), num_values, room))
+            planes.append(_gather(_pieces(table, body, first, last, decode), num_values, room))
         if planes[0] is not strip:
-            join_planes(planes, word, strip)
+            join_planes(planes, header.word, strip)
 
 
 def _gather(pieces: Iterator[bytes | NDArray[np.uint8]], num_bytes: int, room: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -78,7 +73,9 @@ def _gather(pieces: Iterator[bytes | NDArray[np.uint8]], num_bytes: int, room: N
     return room
 
 
-def _pieces(table: BlockTable, body: NDArray[np.uint8], first: int, last: int) -> Iterator[bytes | NDArray[np.uint8]]:
+def _pieces(
+    table: BlockTable, body: NDArray[np.uint8], first: int, last: int, decode: Decode
+) -> Iterator[bytes | NDArray[np.uint8]]:
     """Yield what the blocks first … last - 1 decode to: bytes for each coded one, an array for each run of others."""
     columns = (table.kinds, table.offsets, table.stored_bytes, table.raw_sizes)
     rows = zip(*(column[first:last].tolist() for column in columns), strict=True)
@@ -92,7 +89,7 @@ def _pieces(table: BlockTable, body: NDArray[np.uint8], first: int, last: int) -
             yield body[start : offset + stored_bytes]
         elif kind == BlockKind.CODED:
             for i, (_, offset, stored_bytes, raw_bytes) in enumerate(blocks, index):
-                yield _decode_block(body.data[offset : offset + stored_bytes], raw_bytes, i)
+                yield decode(body.data[offset : offset + stored_bytes], raw_bytes, i)
         else:
             yield _repeat(body[[offset for _, offset, _, _ in blocks]], [raw_bytes for *_, raw_bytes in blocks])
         index += len(blocks)
@@ -102,19 +99,3 @@ def _repeat(octets: NDArray[np.uint8], counts: list[int]) -> NDArray[np.uint8]:
     if (octets == octets[0]).all():
         return np.broadcast_to(octets[:1], sum(counts))
     return np.repeat(octets, counts)
-
-
-def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> bytes:
-    # One call a block: zstandard's call for many is no faster once its output is copied, and does not say whether
-    # anything follows a frame.
-    try:
-        # zstandard allocates what the frame says, so ask that first; -1 is a frame that does not say.
-        promised = zstandard.frame_content_size(coded)
-        if promised not in (-1, raw_bytes):
-            raise CorruptionError(f"block {index} would decode to {promised} bytes instead of {raw_bytes}")
-        decoded = _contexts.decompressor.decompress(coded, max_output_size=raw_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as exc:
-        raise CorruptionError(f"block {index} is no Zstandard frame of {raw_bytes} bytes: {exc}") from exc
-    if len(decoded) != raw_bytes:
-        raise CorruptionError(f"block {index} decodes to {len(decoded)} bytes instead of {raw_bytes}")
-    return decoded

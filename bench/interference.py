@@ -1,0 +1,249 @@
+"""What does a save in flight cost the steps of a training loop?
+
+    python -m bench.interference [--tiny] [--seconds N]
+
+A dense model trains with steps of 50 to 100 ms, each waited for as loops with `loss.item()` do. Phases without and with
+a save alternate, A B A B …; a phase with a save begins with the call of `save_async` and ends with the first step that
+finds the save committed. What is compared is the mean time a step over those phases, stalls and fences included:
+
+    cost = mean step while a save is in flight / mean step without one − 1     to be at most 0.02
+
+That bound is on saves to a sink of 5 GB/s. A sink without a limit shows the worst case: the encoder never rests.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+import tidegate
+from tidegate.snapshot import SnapshotMode
+from tidegate.storage.sink import SinkStore
+
+from .models import Training, train
+from .plots import beside, grouped_bars
+from .rig import TimeBudget, arguments, print_table, require_cuda, say, write_results
+
+BOUND = 0.02
+LIMITED_BYTES_PER_S = 5e9
+CASES: tuple[tuple[float, SnapshotMode, str], ...] = (
+    *((LIMITED_BYTES_PER_S, mode, codec) for mode in ("device", "lazy") for codec in ("ans", "zstd", "auto")),
+    *((math.inf, "device", codec) for codec in ("ans", "zstd", "auto")),
+    (math.inf, "lazy", "ans"),
+)
+STEP_S = (0.05, 0.1)
+MAX_BATCH = 128
+NUM_WARM_UPS = 2
+NUM_QUIET_STEPS = 10
+DEFAULT_SECONDS = 80.0
+HEAD: tuple[str, ...] = (
+    "sink GB/s",
+    "mode",
+    "codec",
+    "saves",
+    "steps",
+    "quiet ms",
+    "saving ms",
+    "p50",
+    "p99",
+    "stall",
+    "fence",
+)
+HEAD += ("wall ms", "cost", "ms a save")
+
+
+@dataclass(slots=True)
+class Phases:
+    """Step times of phases without (quiet) and with a save in flight, in seconds, and the saves' reports.
+
+    A saving phase is longer than its steps by the stall: the time in which the state is gathered and `save_async` runs.
+    """
+
+    quiet_s: list[list[float]] = field(default_factory=list)
+    saving_s: list[list[float]] = field(default_factory=list)
+    lasted_s: list[float] = field(default_factory=list)
+    reports: list[tidegate.SaveReport] = field(default_factory=list)
+
+    @property
+    def costs(self) -> list[float]:
+        """The cost of each saving phase against the quiet phases on both sides of it."""
+        found = []
+        for i, (steps, lasted_s) in enumerate(zip(self.saving_s, self.lasted_s, strict=True)):
+            around = self.quiet_s[i] + (self.quiet_s[i + 1] if i + 1 < len(self.quiet_s) else [])
+            found.append(lasted_s / len(steps) / statistics.mean(around) - 1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the steps cost with one sink, mode and codec; times in seconds."""
+
+    bytes_per_s: float | None
+    mode: str
+    codec: str
+    num_saves: int
+    num_steps: int
+    quiet_mean_s: float
+    quiet_p50_s: float
+    quiet_p99_s: float
+    saving_mean_s: float
+    saving_p50_s: float
+    saving_p99_s: float
+    stall_s: float
+    fence_s: float
+    wall_s: float
+    cost: float
+    costs: list[float]
+    seconds_a_save: float
+    snapshot: str
+    notes: tuple[str, ...]
+
+    def cells(self) -> tuple[object, ...]:
+        """For the table."""
+        means = (self.quiet_mean_s, self.saving_mean_s, self.saving_p50_s, self.saving_p99_s)
+        rest = (self.stall_s, self.fence_s, self.wall_s)
+        rate = "no limit" if self.bytes_per_s is None else f"{self.bytes_per_s / 1e9:g}"
+        counts = (self.num_saves, self.num_steps)
+        milliseconds = [1e3 * value for value in means + rest]
+        return (rate, self.mode, self.codec, *counts, *milliseconds, self.cost, 1e3 * self.seconds_a_save)
+
+
+def step_s(training: Training, batch: int) -> float:
+    """Do one step, wait for it, and return how long it took."""
+    start_s = time.perf_counter()
+    training.train_step(batch)
+    training.loss.item()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start_s
+
+
+def find_batch(training: Training, batch: int = 16) -> int:
+    """Find a batch with which a step takes as long as STEP_S says, or the one that comes nearest to it."""
+    low_s, high_s = STEP_S
+    for _ in range(4):
+        took_s = min(step_s(training, batch) for _ in range(4))
+        say(f"batch {batch}: {1e3 * took_s:.1f} ms a step")
+        if low_s <= took_s <= high_s:
+            break
+        batch = min(MAX_BATCH, max(1, round(batch * 0.7 * high_s / took_s)))
+    for _ in range(5):
+        step_s(training, batch)
+    return batch
+
+
+def saving_phase(training: Training, engine: tidegate.CheckpointEngine, step: int, batch: int, phases: Phases) -> None:
+    """Call `save_async` and train until the save has ended; then wait for what follows its commit."""
+    start_s = time.perf_counter()
+    future = engine.save_async(training.state(), step=step)
+    steps = [step_s(training, batch)]
+    while not future.done():
+        steps.append(step_s(training, batch))
+    lasted_s = time.perf_counter() - start_s
+    report = engine.wait()
+    if report is None:
+        raise RuntimeError("the engine has no report of the save that just ended")
+    phases.saving_s.append(steps)
+    phases.lasted_s.append(lasted_s)
+    phases.reports.append(report)
+
+
+def alternate(
+    training: Training, engine: tidegate.CheckpointEngine, batch: int, num_saves: int, budget: TimeBudget
+) -> Phases:
+    """Do quiet and saving phases by turns, beginning and ending with a quiet one."""
+    warm_up, phases = Phases(), Phases()
+    for step in range(NUM_WARM_UPS):
+        saving_phase(training, engine, step, batch, warm_up)
+    for step in range(NUM_WARM_UPS, NUM_WARM_UPS + num_saves):
+        phases.quiet_s.append([step_s(training, batch) for _ in range(NUM_QUIET_STEPS)])
+        saving_phase(training, engine, step, batch, phases)
+        if not budget.allows(len(phases.lasted_s), phases.lasted_s[-1] + sum(phases.quiet_s[-1])):
+            break
+    phases.quiet_s.append([step_s(training, batch) for _ in range(NUM_QUIET_STEPS)])
+    return phases
+
+
+def summed_up(phases: Phases, bytes_per_s: float, mode: str, codec: str) -> Case:
+    """Pool the phases of one case."""
+    quiet = [value for phase in phases.quiet_s for value in phase]
+    saving = [value for phase in phases.saving_s for value in phase]
+    quiet_mean_s, saving_mean_s = statistics.mean(quiet), sum(phases.lasted_s) / len(saving)
+    return Case(
+        bytes_per_s=bytes_per_s if math.isfinite(bytes_per_s) else None,
+        mode=mode,
+        codec=codec,
+        num_saves=len(phases.reports),
+        num_steps=len(saving),
+        quiet_mean_s=quiet_mean_s,
+        quiet_p50_s=statistics.median(quiet),
+        quiet_p99_s=quantile(quiet, 0.99),
+        saving_mean_s=saving_mean_s,
+        saving_p50_s=statistics.median(saving),
+        saving_p99_s=quantile(saving, 0.99),
+        stall_s=statistics.median(r.stall_s for r in phases.reports),
+        fence_s=statistics.median(r.fence_s for r in phases.reports),
+        wall_s=statistics.median(r.wall_s for r in phases.reports),
+        cost=saving_mean_s / quiet_mean_s - 1,
+        costs=phases.costs,
+        seconds_a_save=(sum(phases.lasted_s) - quiet_mean_s * len(saving)) / len(phases.reports),
+        snapshot=phases.reports[-1].snapshot,
+        notes=phases.reports[-1].notes,
+    )
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value that `share` of all are not above."""
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
+
+
+def measure(training: Training, batch: int, num_saves: int, budget: TimeBudget) -> Iterator[Case]:
+    """Yield case after case."""
+    for i, (bytes_per_s, mode, codec) in enumerate(CASES):
+        with (
+            closing(SinkStore(bytes_per_s=bytes_per_s, name=f"{mode}-{codec}")) as store,
+            tidegate.CheckpointEngine(store, codec=codec, snapshot=mode, keep_last=1) as engine,
+        ):
+            engine.attach(training.optimizer)
+            phases = alternate(training, engine, batch, num_saves, budget.share(len(CASES) - i))
+        yield summed_up(phases, bytes_per_s, mode, codec)
+
+
+def main() -> None:
+    """Train, save beside it, write the results after every case."""
+    args = arguments(__doc__).parse_args()
+    training = train("dense-tiny" if args.tiny else "dense", require_cuda(), steps=5)
+    batch = 4 if args.tiny else find_batch(training)
+    cases: list[Case] = []
+    for case in measure(training, batch, 1 if args.tiny else 4, TimeBudget(args.seconds or DEFAULT_SECONDS)):
+        say(f"{case.mode}, {case.codec}")
+        print_table(HEAD, [case.cells()])
+        cases.append(case)
+        limited = [c for c in cases if c.bytes_per_s is not None]
+        worst = max(limited, key=lambda c: c.cost)
+        summary = {"bound": BOUND, "worst_cost": worst.cost, "mode": worst.mode, "codec": worst.codec}
+        found = {"parameters": training.num_parameters, "batch": batch, "summary": summary}
+        found["cases"] = [asdict(c) for c in cases]
+        path = write_results("interference-tiny" if args.tiny else "interference", found)
+    print_table(HEAD, [c.cells() for c in cases])
+    plot(beside(path), cases)
+    print(f"{summary}\nwritten to {path}", flush=True)
+
+
+def plot(path: Path, cases: list[Case]) -> None:
+    """The cost by codec, mode and sink."""
+    costs = {(f"{c.mode}, {'5 GB/s' if c.bytes_per_s else 'no limit'}", c.codec): 100 * c.cost for c in cases}
+    names, codecs = (list(dict.fromkeys(key[i] for key in costs)) for i in (0, 1))
+    series = {name: [costs.get((name, codec)) for codec in codecs] for name in names}
+    title = "What does a save in flight cost the steps beside it?"
+    grouped_bars(path, title, codecs, series, unit="cost (%)", limits={"2 %": 100 * BOUND})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The CUDA kernels of the .cu files beside this one: compiled by CuPy, which is imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from .cuda_driver import Kernel
+from .errors import CodecUnavailableError
+from .extras import install_hint
+
+THREADS = 256
+APPEND_THREADS = 1024
+# Threads of a thread block, of append_blocks and of all others; as in the .cu files.
+
+PARAMETERS = {
+    "digest": {"piece_digests": "QQQQQ"},
+    "planes": {f"{verb}_planes_{size}": "QQQQI" for verb in ("split", "join") for size in (2, 4, 8)},
+    "blocks": {
+        "find_constant_blocks": "QQQIIQ",
+        "lay_out_candidates": "QQQIIIIQQQQQ",
+        "append_blocks": "QQQQQQIIIIIIQIIIQ",
+        "gather_blocks": "QQQQIIQQIIIIQ",
+        "place_blocks": "QI",
+        "count_failures": "QQQIQ",
+    },
+    "copy": {"copy_pieces": "QQI"},
+}
+"""The kernels of each file, with their parameters as `Kernel` wants them."""
+
+_OPTIONS = ("--std=c++17",)
+
+
+def load_kernels(device: torch.device) -> dict[str, Kernel]:
+    """Compile all kernels and load them on a device with an index. The first time it takes about a second.
+
+    Raises:
+        CodecUnavailableError: If CuPy is not installed, or cannot compile for this device.
+    """
+    cupy = _import_cupy()
+    with torch.cuda.device(device), cupy.cuda.Device(device.index):
+        return {
+            name: kernel
+            for file, functions in PARAMETERS.items()
+            for name, kernel in _load_file(cupy, file, functions, device).items()
+        }
+
+
+def _load_file(cupy: ModuleType, file: str, functions: dict[str, str], device: torch.device) -> dict[str, Kernel]:
+    source = Path(__file__).with_name(f"{file}.cu").read_text(encoding="utf-8")
+    module = cupy.RawModule(code=source, options=_OPTIONS)
+    kernels = {}
+    try:
+        for name, layout in functions.items():
+            function = module.get_function(name).kernel  # for the device that is current
+            threads = APPEND_THREADS if name == "append_blocks" else THREADS
+            kernels[name] = Kernel(name, function.ptr, layout, threads, keep=function)
+    except (cupy.cuda.compiler.CompileException, RuntimeError, ImportError) as exc:
+        raise CodecUnavailableError(
+            f"the GPU kernels in {file}.cu do not compile for {torch.cuda.get_device_name(device)}: {exc}; "
+            f"they need compute capability 7.0 or more and CuPy with NVRTC: {install_hint()}"
+        ) from exc
+    return kernels
+
+
+def _import_cupy() -> ModuleType:
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as exc:
+        raise CodecUnavailableError(f"encoding and decoding on a GPU needs CuPy ({exc}); {install_hint()}") from exc

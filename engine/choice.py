@@ -1,0 +1,160 @@
+"""Choose the codec of each chunk from measured ratios and speeds, so that max(encode, write) is least.
+
+Chunks of one device, word type and role (weights, first moments, …) are alike: they form a *group*. What each codec
+makes of a group is measured on one of its chunks, now and then again; how fast the store is, on the frames that it
+takes. `assign` then starts every chunk with the codec that takes the least time and moves chunks to codecs that make
+them smaller as long as that shortens the save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Group = tuple[str, str, str]
+"""Device, word type and role."""
+
+FIRST_GUESS_BYTES_PER_S = 3e9
+"""What a store is taken to write before it has been measured: a local disk."""
+
+_SAVES_BETWEEN_TRIALS = 16
+_SMOOTHING = 0.5
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one codec made of one chunk of a group."""
+
+    bytes_per_s: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One codec for one chunk: seconds to encode it, and the bytes that it then takes."""
+
+    codec: str
+    encode_s: float
+    stored_bytes: float
+
+
+def assign(chunks: Sequence[Sequence[Option]], store_bytes_per_s: float) -> list[str]:
+    """Choose an option for each chunk so that max(sum of encode_s, sum of stored_bytes / store speed) is least.
+
+    Greedy: all begin with what is fastest to encode; then the steps to smaller options are taken in the order of bytes
+    saved by second of encoding, each if the maximum does not grow. What is left from the optimum is less than the time
+    of one chunk. Where the store is the slower stage, every chunk ends with its smallest option.
+
+    Args:
+        chunks: The options of each chunk; at least one.
+        store_bytes_per_s: What the store writes.
+
+    Returns:
+        Names of codecs, by chunk.
+    """
+    hulls = [_hull(options) for options in chunks]
+    at = [0] * len(hulls)
+    encode_s = sum(hull[0].encode_s for hull in hulls)
+    write_s = sum(hull[0].stored_bytes for hull in hulls) / store_bytes_per_s
+    steps = []
+    for i, hull in enumerate(hulls):
+        for k, (before, after) in enumerate(zip(hull, hull[1:], strict=False)):
+            gain = (before.stored_bytes - after.stored_bytes) / max(after.encode_s - before.encode_s, 1e-12)
+            # Equal chunks are spread evenly over the save, so that both stages stay busy from its start to its end.
+            steps.append((-gain, k, i * _GOLDEN % 1.0, i))
+    for _, k, _, i in sorted(steps):
+        if at[i] != k:
+            continue  # the step before it was not taken
+        more_s = hulls[i][k + 1].encode_s - hulls[i][k].encode_s
+        less_s = (hulls[i][k].stored_bytes - hulls[i][k + 1].stored_bytes) / store_bytes_per_s
+        if max(encode_s + more_s, write_s - less_s) <= max(encode_s, write_s):
+            at[i] += 1
+            encode_s += more_s
+            write_s -= less_s
+    return [hull[k].codec for hull, k in zip(hulls, at, strict=True)]
+
+
+def _hull(options: Sequence[Option]) -> list[Option]:
+    """The options worth having, fastest first: each saves more bytes by second than the step after it."""
+    hull: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.encode_s, o.stored_bytes)):
+        if hull and option.stored_bytes >= hull[-1].stored_bytes:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], option):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _slope(before: Option, after: Option) -> float:
+    return (before.stored_bytes - after.stored_bytes) / max(after.encode_s - before.encode_s, 1e-12)
+
+
+@dataclass(slots=True)
+class CodecChooser:
+    """What has been measured, and the choice that follows from it. Used by one thread at a time.
+
+    Args:
+        candidates: Names of codecs that every group may use.
+    """
+
+    candidates: tuple[str, ...]
+    store_bytes_per_s: float | None = None
+    _trials: dict[Group, dict[str, Trial]] = field(default_factory=dict)
+    _age: dict[Group, int] = field(default_factory=dict)
+
+    def needs_trial(self, group: Group) -> bool:
+        """Whether every candidate should be tried on the next chunk of a group."""
+        if len(self.candidates) < 2:
+            return False
+        return group not in self._trials or self._age[group] >= _SAVES_BETWEEN_TRIALS
+
+    def learn(self, group: Group, trials: Mapping[str, Trial]) -> None:
+        """Take in what the candidates made of one chunk of a group."""
+        self._trials[group] = dict(trials)
+        self._age[group] = 0
+
+    def learn_store(self, num_bytes: int, busy_s: float) -> None:
+        """Take in that the store took `num_bytes` in `busy_s` seconds."""
+        if num_bytes <= 0 or busy_s <= 0:
+            return
+        now = num_bytes / busy_s
+        old = self.store_bytes_per_s
+        self.store_bytes_per_s = now if old is None else old + _SMOOTHING * (now - old)
+
+    def end_save(self) -> None:
+        """Count one more save since the last trials."""
+        for group in self._age:
+            self._age[group] += 1
+
+    def choose(self, chunks: Sequence[tuple[Group, int]]) -> list[str]:
+        """Choose a codec for each chunk, given as its group and its bytes. A group without trials gets the first."""
+        if len(self.candidates) == 1:
+            return list(self.candidates) * len(chunks)
+        options = [self._options(group, num_bytes) for group, num_bytes in chunks]
+        return assign(options, self.store_bytes_per_s or FIRST_GUESS_BYTES_PER_S)
+
+    def note(self, used: Mapping[Group, Mapping[str, int]]) -> str:
+        """Say what was chosen, and from which figures.
+
+        Args:
+            used: Chunks by group and codec.
+        """
+        rate = self.store_bytes_per_s or FIRST_GUESS_BYTES_PER_S
+        parts = []
+        for group, counts in used.items():
+            name = " ".join(part for part in group if part)
+            found = self._trials.get(group, {})
+            figures = [
+                f"{codec} {trial.ratio:.3f} at {trial.bytes_per_s / 1e9:.3g} GB/s" for codec, trial in found.items()
+            ]
+            chosen = " + ".join(f"{codec} × {count}" for codec, count in counts.items())
+            parts.append(f"{name}: {chosen} ({', '.join(figures) or 'not tried'})")
+        return f"auto, for a store of {rate / 1e9:.3g} GB/s: " + "; ".join(parts)
+
+    def _options(self, group: Group, num_bytes: int) -> list[Option]:
+        trials = self._trials.get(group)
+        if trials is None:
+            return [Option(self.candidates[0], 0.0, num_bytes)]
+        return [Option(codec, num_bytes / t.bytes_per_s, num_bytes / t.ratio) for codec, t in trials.items()]

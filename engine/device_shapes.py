@@ -1,0 +1,88 @@
+"""Which codecs a device encodes with, and how much of its memory that takes: the largest shape that fits is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from tidegate.codec.errors import CodecUnavailableError
+
+PORTABLE_CODEC = "zstd"
+HOST_CODECS = ("raw", "zstd")
+"""The codecs that encode on the CPU."""
+
+AUTO_CODECS = ("ans", "zstd", "raw")
+"""What `auto` chooses from on a GPU, as far as it works there. The first is for chunks of which nothing is known."""
+
+_CHUNKS_TO_VERIFY = 6
+"""Decoding takes a chunk of output, one of planes and, of nvCOMP's Zstd, 3.1 times as much for scratch."""
+
+_LANES_AND_SLOTS = ((2, 2), (1, 3), (1, 2), (1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShape:
+    """One way to lay out a SideStreamEncoder.
+
+    Attributes:
+        codecs: The codecs that it has.
+        num_lanes: Streams that encode at the same time.
+        num_slots: Chunks in flight on each.
+        num_bytes: Device memory that it takes.
+    """
+
+    codecs: tuple[str, ...]
+    num_lanes: int
+    num_slots: int
+    num_bytes: int
+
+
+def host_codec_name(codec: str) -> str:
+    """Return the codec for chunks that are encoded on the CPU where the user asked for `codec`."""
+    return codec if codec in HOST_CODECS else PORTABLE_CODEC
+
+
+def device_codecs_of(codec: str, device: torch.device) -> tuple[str, ...]:
+    """Return the codecs that a device would use for what the user asked for; empty where none works.
+
+    The first call compiles kernels and tries each codec: about a second.
+    """
+    from tidegate.codec.availability import unavailable_reason
+
+    names = AUTO_CODECS if codec == "auto" else (codec,)
+    return tuple(name for name in names if unavailable_reason(name, device) is None)
+
+
+def unusable_reason(codec: str, device: torch.device) -> str | None:
+    """Return why a device cannot encode what the user asked for, or None if it can."""
+    from tidegate.codec.availability import unavailable_reason
+
+    if device_codecs_of(codec, device):
+        return None
+    return unavailable_reason(PORTABLE_CODEC if codec == "auto" else codec, device)
+
+
+def device_shapes(codec: str, chunk_bytes: int, device: torch.device, *, verify: bool) -> Iterator[DeviceShape]:
+    """Yield the shapes for a device, largest first: fewer lanes and slots first, then fewer codecs.
+
+    Args:
+        codec: As the user asked.
+        chunk_bytes: The longest chunk.
+        device: A CUDA device.
+        verify: Whether frames are decoded again there.
+    """
+    from tidegate.codec.device import device_encoder_bytes
+
+    codecs = device_codecs_of(codec, device)
+    while codecs:
+        for num_lanes, num_slots in _LANES_AND_SLOTS:
+            try:
+                lane_bytes = device_encoder_bytes(codecs, chunk_bytes, num_slots, device=device)
+            except CodecUnavailableError:
+                return
+            num_bytes = num_lanes * (lane_bytes + num_slots * chunk_bytes) + verify * _CHUNKS_TO_VERIFY * chunk_bytes
+            yield DeviceShape(codecs, num_lanes, num_slots, num_bytes)
+        # Zstd's scratch is by far the largest: without it there may be room.
+        codecs = tuple(name for name in codecs if name != "zstd") if len(codecs) > 1 and "zstd" in codecs else ()

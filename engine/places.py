@@ -1,0 +1,210 @@
+"""Where a load puts the bytes of each chunk: new memory, or the caller's own tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from .bits import as_stored_row, copy_bits
+from .errors import InternalError
+from .load_plan import ReadItem
+from .locate import Locator, MapLocation
+from .plan import Chunk
+from .sources import scatter
+from .table import StateTable, make_tensors
+from .tensors import quiet_complex32
+
+
+class Destination(Protocol):
+    """What takes decoded chunks."""
+
+    def device(self, chunk: Chunk) -> torch.device:
+        """Return where the chunk goes; where to several devices, one of them."""
+        ...
+
+    def prepare(self, chunk: Chunk) -> None:
+        """Allocate what is needed for the chunk on GPUs. Called by one thread, before any of the others below."""
+        ...
+
+    def direct(self, chunk: Chunk) -> torch.Tensor | None:
+        """Return the chunk's own memory, shape (num_bytes,), uint8; None where `place` has to part it."""
+        ...
+
+    def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
+        """Part a decoded chunk that has no memory of its own; on a GPU, queue that on the current stream.
+
+        Args:
+            chunk: The chunk.
+            packed: Shape (num_bytes,), uint8, on the CPU or on `device(chunk)`; it may change after the call, or once
+                the stream has passed.
+        """
+        ...
+
+
+class Nowhere:
+    """A destination that keeps nothing."""
+
+    def device(self, chunk: Chunk) -> torch.device:
+        """Return the CPU."""
+        return torch.device("cpu")
+
+    def prepare(self, chunk: Chunk) -> None:
+        """Do nothing."""
+
+    def direct(self, chunk: Chunk) -> torch.Tensor | None:
+        """Return None."""
+        return None
+
+    def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
+        """Do nothing."""
+
+
+class Places:
+    """The memory of a state's extents, as uint8 tensors; a tensor of the caller's where its bytes lie in one row.
+
+    New memory on a GPU belongs to the stream that is current there when this is made.
+
+    Args:
+        table: What is stored.
+        wanted: The tensors that are loaded, ascending.
+        targets: By tensor, the caller's to be filled; None: a new one.
+        map_location: Where new tensors go.
+
+    Raises:
+        ConfigError: `map_location` names no device of this machine.
+    """
+
+    def __init__(
+        self,
+        table: StateTable,
+        wanted: Sequence[int],
+        targets: Sequence[torch.Tensor | None],
+        map_location: MapLocation,
+    ) -> None:
+        self._table = table
+        self._wanted = wanted
+        self._targets = targets
+        self._in_place: set[int] = set()
+        self._memory: list[torch.Tensor | None] = [None] * len(table.extent_bytes)
+        self._devices: list[torch.device | None] = [None] * len(table.extent_bytes)
+        where = Locator(map_location)
+        num_views = [0] * len(table.extent_bytes)
+        for extent in table.tensor_extent:
+            num_views[extent] += 1
+        for i in wanted:
+            extent, spec, target = table.tensor_extent[i], table.spec(i), targets[i]
+            if target is None:
+                self._devices[extent] = where(spec.device)
+                continue
+            self._devices[extent] = target.device
+            row = as_stored_row(target, spec) if num_views[extent] == 1 and not table.tensor_offset[i] else None
+            if row is not None and row.numel() == table.extent_bytes[extent]:
+                self._memory[extent] = row
+                self._in_place.add(i)
+        self._homes = {device: torch.cuda.current_stream(device) for device in self.gpus}
+        self._starts = list(itertools.accumulate((device is not None for device in self._devices), initial=0))
+
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The CUDA devices that something goes to."""
+        return [device for device in dict.fromkeys(self._devices) if device is not None and device.type == "cuda"]
+
+    def needed(self, items: Iterable[ReadItem]) -> list[ReadItem]:
+        """Return the frames that hold a byte of a wanted tensor's extent, in their order."""
+        starts = self._starts
+        return [item for item in items if starts[item.chunk.end_extent] > starts[item.chunk.first_extent]]
+
+    def device(self, chunk: Chunk) -> torch.device:
+        """Return the device of the chunk's first wanted extent."""
+        devices = self._devices[chunk.first_extent : chunk.end_extent]
+        return next((device for device in devices if device is not None), torch.device("cpu"))
+
+    def prepare(self, chunk: Chunk) -> None:
+        """Allocate the extents of a chunk that are on a GPU, and the one that it is a piece of."""
+        for extent in range(chunk.first_extent, chunk.end_extent):
+            device = self._devices[extent]
+            if self._memory[extent] is None and device is not None and (chunk.is_piece or device.type == "cuda"):
+                self._memory[extent] = self._empty(extent, device)
+
+    def direct(self, chunk: Chunk) -> torch.Tensor | None:
+        """Return the part of an extent that the chunk is."""
+        memory = self._memory[chunk.first_extent]
+        return memory[chunk.offset : chunk.offset + chunk.num_bytes] if chunk.is_piece and memory is not None else None
+
+    def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
+        """Copy each wanted extent's bytes out of a packed chunk, in as few calls as can be."""
+        span = slice(chunk.first_extent, chunk.end_extent)
+        sizes, memory, devices = self._table.extent_bytes[span], self._memory[span], self._devices[span]
+        if not any(there is not None for there in memory) and all(device == packed.device for device in devices):
+            self._memory[span] = [*scatter(packed, sizes)]
+            return
+        rows = [row for row in zip(memory, torch.split_with_sizes(packed, sizes), strict=True) if row[1].numel()]
+        if all(there is not None and there.device == packed.device for there, _ in rows):
+            outs = [there for there, _ in rows if there is not None]
+            torch.split_with_sizes_copy(packed, [out.numel() for out in outs], out=outs)
+            return
+        for extent, piece in enumerate(torch.split_with_sizes(packed, sizes), chunk.first_extent):
+            self._place_one(extent, piece)
+
+    def finish(self) -> list[torch.Tensor | None]:
+        """Make the tensors, and fill those of the caller's that were not filled in place. Blocks.
+
+        Returns:
+            By tensor; None for those that are not wanted.
+        """
+        tensors: list[torch.Tensor | None] = [None] * len(self._targets)
+        new = [i for i in self._wanted if i not in self._in_place]
+        for i, made in zip(new, self._make(new), strict=True):
+            tensors[i] = made
+        for i in self._wanted:
+            target, tensor = self._targets[i], tensors[i]
+            if target is None:
+                continue
+            if tensor is not None:
+                with quiet_complex32():
+                    copy_bits(target, tensor)
+            tensors[i] = target
+        for device in self.gpus:
+            torch.cuda.synchronize(device)  # so that every stream of the caller's sees it
+        return tensors
+
+    def _place_one(self, extent: int, piece: torch.Tensor) -> None:
+        device, memory = self._devices[extent], self._memory[extent]
+        if device is None:
+            return
+        if memory is not None:
+            memory.copy_(piece)
+        else:
+            self._memory[extent] = piece.clone() if device == piece.device else piece.to(device)
+
+    def _empty(self, extent: int, device: torch.device) -> torch.Tensor:
+        num_bytes = self._table.extent_bytes[extent]
+        with torch.cuda.stream(self._homes.get(device)):
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def _made(self, extent: int) -> torch.Tensor:
+        """Return an extent's memory. That of no bytes is in no chunk, so it was not needed before."""
+        there, device = self._memory[extent], self._devices[extent]
+        if there is None and device is not None and self._table.extent_bytes[extent] == 0:
+            return self._empty(extent, device)
+        if there is None:
+            raise InternalError(f"extent {extent} was not read")
+        return there
+
+    def _make(self, which: Sequence[int]) -> list[torch.Tensor]:
+        table = self._table
+        extents = sorted({table.tensor_extent[i] for i in which})
+        number = {extent: n for n, extent in enumerate(extents)}
+        part = StateTable(
+            skeleton=None,
+            specs=table.specs,
+            tensor_spec=[table.tensor_spec[i] for i in which],
+            tensor_extent=[number[table.tensor_extent[i]] for i in which],
+            tensor_offset=[table.tensor_offset[i] for i in which],
+            extent_bytes=[table.extent_bytes[extent] for extent in extents],
+            extent_words=[table.extent_words[extent] for extent in extents],
+        )
+        return make_tensors(part, [self._made(extent) for extent in extents])

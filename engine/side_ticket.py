@@ -1,0 +1,174 @@
+"""Frames on their way from a device encoder to where they are written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tidegate.codec.base import HEADER_BYTES, FrameHeader
+from tidegate.codec.device import DeviceDecoder
+from tidegate.codec.device import Ticket as DeviceTicket
+from tidegate.codec.errors import CorruptionError
+from tidegate.storage.base import DeviceBytes
+
+from .budget import ByteBudget
+from .buffers import HostBuffer
+from .encode import EncodedFrame, Room, host_buffer
+from .errors import InternalError
+from .job import SaveJob, StagedChunk
+
+
+@dataclass(slots=True)
+class DeviceRoom:
+    """A slot of an encoder, for a frame that is written from there."""
+
+    slots: ByteBudget
+    ticket: DeviceTicket | None = None
+
+    def release(self) -> None:
+        """Give the slot back."""
+        if self.ticket is not None:
+            self.ticket.release()
+        self.slots.release(1)
+
+
+class FrameVerifier:
+    """Decodes frames on their device and compares them with their chunks."""
+
+    def __init__(self, chunk_bytes: int, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._decoder = DeviceDecoder(chunk_bytes, device, self._stream)
+        with torch.cuda.stream(self._stream):
+            self._out = torch.empty(chunk_bytes, dtype=torch.uint8, device=device)
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that it holds."""
+        return self._out.numel() + self._decoder.device_bytes
+
+    def check(
+        self, header: FrameHeader, body: torch.Tensor, content: memoryview | DeviceBytes | None, raw: torch.Tensor
+    ) -> None:
+        """Raise CorruptionError unless the frame decodes to its chunk. Waits for the device."""
+        out = self._out[: header.raw_bytes]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if isinstance(content, memoryview):
+                prefix = np.frombuffer(content[HEADER_BYTES : header.frame_bytes], dtype=np.uint8)
+            else:
+                prefix = body.cpu().numpy()
+            self._decoder.decode(header, body, prefix, out, body_verified=True).wait()
+            if not torch.equal(out, raw):
+                raise CorruptionError(
+                    "a frame does not decode to its chunk; this is a bug of the codec or a failing device"
+                )
+
+
+class SideStreamTicket:
+    """One chunk on its way through an encoder, and its frame on the way to where it is written from.
+
+    Attributes:
+        copied: Recorded, on the copy stream, once the chunk and the encoder's slot have been read for the last time;
+            it is valid when `finish` has returned, or `advance` has begun the copy.
+    """
+
+    def __init__(
+        self,
+        job: SaveJob,
+        staged: StagedChunk,
+        room: Room,
+        ticket: DeviceTicket,
+        raw: torch.Tensor,
+        copy_stream: torch.cuda.Stream,
+        verifier: FrameVerifier | None,
+    ) -> None:
+        self.copied = torch.cuda.Event(blocking=True)
+        self._job = job
+        self._staged = staged
+        self._room = room
+        self._ticket = ticket
+        self._raw = raw
+        self._copy_stream = copy_stream
+        self._verifier = verifier
+        self._start_s = job.timeline.now()
+        self._header: FrameHeader | None = None
+        self._content: memoryview | DeviceBytes | None = None
+        self._body: torch.Tensor | None = None
+        self._copy_start_s = 0.0
+        self._failure: BaseException | None = None
+        if isinstance(room, DeviceRoom):
+            room.ticket = ticket
+
+    def advance(self) -> None:
+        """Queue the frame's copy if it has been encoded."""
+        if self._content is None and self._failure is None and self._ticket.is_done():
+            try:
+                self._queue_copy()
+            except Exception as exc:  # noqa: BLE001 - raised by `finish`, in the order of the chunks
+                self._failure = exc
+
+    def finish(self) -> EncodedFrame:
+        """Block until the frame is where it is written from."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if self._content is None:
+                self._queue_copy()
+            self.copied.synchronize()
+            self._job.timeline.add(self._staged.chunk.index, "copy", self._copy_start_s)
+            if self._verifier is not None:
+                self._verifier.check(self._found_header(), self._found_body(), self._content, self._raw)
+                if not isinstance(self._room, DeviceRoom):
+                    self._ticket.release()
+        except BaseException:
+            if not isinstance(self._room, DeviceRoom):
+                self._ticket.release()
+            self._room.release()
+            raise
+        finally:
+            if self._staged.is_live:
+                self._job.live_chunk_was_read()
+            elif self._staged.buffer is not None:
+                self._staged.buffer.release()
+        if self._content is None:
+            raise InternalError("a frame was copied nowhere")
+        return EncodedFrame(self._staged.chunk, self._found_header(), self._content, self._room)
+
+    def _queue_copy(self) -> None:
+        """Wait until the chunk is encoded, and queue the copy of its frame."""
+        header, body = self._ticket.finish()
+        self._header, self._body = header, body
+        now_s = self._copy_start_s = self._job.timeline.now()
+        start_s = max(self._start_s, now_s - self._ticket.encode_s)
+        self._job.timeline.add(self._staged.chunk.index, "encode", start_s, now_s)
+        stream = self._copy_stream
+        if isinstance(self._room, DeviceRoom):
+            frame = self._ticket.frame(stream)
+            self.copied.record(stream)
+            self._content = DeviceBytes(frame.data_ptr(), header.padded_bytes, stream.device_index, frame)
+        else:
+            self._content = self._copy_to_host(header, body, host_buffer(self._room), stream)
+
+    def _copy_to_host(
+        self, header: FrameHeader, body: torch.Tensor, output: HostBuffer, stream: torch.cuda.Stream
+    ) -> memoryview:
+        with torch.cuda.stream(stream):
+            output.tensor[HEADER_BYTES : header.frame_bytes].copy_(body, non_blocking=True)
+            self.copied.record(stream)
+        output.view[:HEADER_BYTES] = header.pack()
+        output.view[header.frame_bytes : header.padded_bytes] = bytes(header.padded_bytes - header.frame_bytes)
+        if self._verifier is None:
+            self._ticket.release(self.copied)
+        return output.view[: header.padded_bytes]
+
+    def _found_header(self) -> FrameHeader:
+        if self._header is None:
+            raise InternalError("a frame has no header yet")
+        return self._header
+
+    def _found_body(self) -> torch.Tensor:
+        if self._body is None:
+            raise InternalError("a frame has no body yet")
+        return self._body

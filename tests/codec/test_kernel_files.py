@@ -1,0 +1,73 @@
+"""The .cu files and how they are called agree, as far as that shows without a GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tidegate.codec import kernel_files, kernels
+from tidegate.codec.cuda_driver import CudaDriver, CudaError, Kernel
+from tidegate.codec.errors import CodecUnavailableError
+from tidegate.codec.kernel_files import APPEND_THREADS, PARAMETERS, THREADS
+
+FOLDER = Path(kernel_files.__file__).resolve().parent
+SIGNATURE = re.compile(r'extern "C" __global__ void __launch_bounds__\((\w+)\)\s+(\w+)\s*\(([^)]*)\)', re.DOTALL)
+
+
+def source_of(file: str) -> str:
+    """The source, its one macro of kernels written out."""
+    source = (FOLDER / f"{file}.cu").read_text(encoding="utf-8")
+    macro = re.search(r"#define DEFINE_KERNELS\(WORD, SIZE\)(.*?)\n\n", source, re.DOTALL)
+    if macro is None:
+        return source
+    body = macro[1].replace("\\\n", "\n")
+    sizes = re.findall(r"^DEFINE_KERNELS\(\w+, (\d)\)", source, re.MULTILINE)
+    return source.replace(macro[0], "") + "".join(body.replace("##SIZE", size) for size in sizes)
+
+
+def letter_of(parameter: str) -> str:
+    kind = parameter.strip().removeprefix("const ").rsplit(" ", 1)[0]
+    return "Q" if kind.endswith("*") or kind == "u64" else {"u32": "I"}[kind]
+
+
+@pytest.mark.parametrize("file", PARAMETERS)
+def test_every_kernel_is_called_with_its_parameters(file: str) -> None:
+    found = {}
+    for threads, name, parameters in SIGNATURE.findall(source_of(file)):
+        found[name] = "".join(map(letter_of, parameters.split(",")))
+        assert threads == (str(APPEND_THREADS) if name == "append_blocks" else "kThreads")
+    assert found == PARAMETERS[file]
+    assert f"constexpr u32 kThreads = {THREADS};" in source_of(file)
+
+
+def test_no_file_is_left_out() -> None:
+    assert {path.stem for path in FOLDER.glob("*.cu")} == set(PARAMETERS)
+
+
+def test_the_grid_is_cut_as_the_kernels_cut() -> None:
+    assert f"constexpr u32 kTileBytes = {kernels._TILE_BYTES};" in source_of("copy")
+    assert "kTileBytes = 16 * kThreads * kVectorsPerThread" in source_of("blocks")
+    assert 16 * THREADS * kernels._UNITS_PER_THREAD == kernels._TILE_BYTES
+    assert f"constexpr u32 kUnitsPerThread = {kernels._UNITS_PER_THREAD};" in source_of("planes")
+
+
+def test_arguments_are_packed_as_c_does() -> None:
+    for layout, num_bytes in (("Q", 8), ("QI", 12), ("QQQIQ", 40), ("QQQQQQIIIIIIQIIIQ", 104)):
+        assert Kernel("name", 1, layout, 256, keep=None).num_bytes == num_bytes
+    kernel = Kernel("name", 1, "QIQ", 256, keep=None)
+    room = kernel.room()
+    kernel.pack_into(room, 0, *range(6), 7, 8, 9)
+    assert bytes(room)[48:] == b"".join(value.to_bytes(8, "little") for value in (7, 8, 9))
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.codec.cuda_driver._LIBRARY", "libno-such-driver.so.1")
+    with pytest.raises(CodecUnavailableError, match="the NVIDIA driver cannot be loaded"):
+        CudaDriver()
+
+
+def test_the_error_says_what_failed() -> None:
+    error = CudaError("cuLaunchKernel of copy_pieces", 700, "an illegal memory access was encountered")
+    assert "cuLaunchKernel of copy_pieces failed with CUDA error 700 (an illegal memory access" in str(error)
