@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,6 @@ class Cell:
     decode_s: dict[str, float | int]
     num_raw_frames: int
     refused_blocks: int
-    exact: bool
     own: Own | None
     plain: Own | None
 
@@ -72,9 +71,9 @@ class Cell:
         return (*names, self.zeros, f"{self.ratio:.4f}", *speeds, *beside_own, *decodes)
 
 
-def summary(cells: Sequence[Cell]) -> dict[str, object]:
+def summary(models: Mapping[str, Mapping[str, object]], cells: Sequence[Cell]) -> dict[str, object]:
     """What the bounds are on."""
-    found: dict[str, object] = {"bound": BOUND, "exact": all(cell.exact for cell in cells)}
+    found: dict[str, object] = {"bound": BOUND, "exact": not any(one["failures"] for one in models.values())}
     for codec in BESIDE_NVCOMP:
         ratios = [cell.ours_of_own for cell in cells if cell.codec == codec and cell.ours_of_own is not None]
         if ratios:
@@ -120,6 +119,7 @@ def rows_of(models: dict[str, dict[str, object]]) -> Iterator[tuple[object, ...]
     for model, found in models.items():
         counted: dict[str, float] = found["as_nvidia_counts"]  # type: ignore[assignment]
         saved: dict[str, dict[str, float]] = found["saved"]  # type: ignore[assignment]
-        for codec, one in saved.items():
+        for codec in dict.fromkeys((*counted, *saved)):
             claim = claims.get(model, {}).get(codec, "")
-            yield (model, codec, f"{counted[codec]:.4f}" if codec in counted else "", claim, f"{one['ratio']:.4f}")
+            ratio = f"{counted[codec]:.4f}" if codec in counted else ""
+            yield (model, codec, ratio, claim, f"{saved[codec]['ratio']:.4f}" if codec in saved else "")

@@ -3,8 +3,9 @@
     python -m bench.codecs [--tiny] [--seconds N] [--models dense moe]
 
 A dense and a mixture-of-experts model are trained on the spot. Weights, master weights, m, v and the last gradients are
-cut into chunks as the engine cuts them, and each codec encodes and decodes them on the GPU; every chunk must come back
-bit for bit. Ratios are raw bytes over whole frames; speeds are raw bytes over GPU time, by CUDA events:
+each laid one tensor after another and cut into chunks of 64 MiB; each codec encodes and decodes them on the GPU, and
+every chunk must come back bit for bit. Ratios are raw bytes over whole frames; speeds are raw bytes over GPU time, by
+CUDA events:
 
     encode   one chunk after the other on one stream
     lanes    two encoders on streams of their own, as the engine does
@@ -16,7 +17,7 @@ Beside them stand the figures of NVIDIA's blog post on nvCOMP for checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -24,6 +25,7 @@ import torch
 
 import tidegate
 from tidegate.codec.availability import unavailable_reason
+from tidegate.codec.errors import CodecError
 from tidegate.codec.nvcomp_codecs import NVCOMP_CODECS
 from tidegate.codec.words import WordType, word_of
 from tidegate.storage.sink import SinkStore
@@ -51,6 +53,8 @@ BLOG_BLOCK_BYTES = 64 << 10
 BLOG_CHECKPOINT = ("weights", "m", "v", "gradients")
 """What NVIDIA counts as a checkpoint: no master weights."""
 
+SAVED = ("ans", "zstd", "auto")
+DEFAULT_SECONDS = 150.0
 
 
 def own_of(codec: str, word: WordType, chunks: Sequence[torch.Tensor], num: int, *, plain: bool = False) -> Own:
@@ -74,38 +78,33 @@ def own_of(codec: str, word: WordType, chunks: Sequence[torch.Tensor], num: int,
     return max(found, key=lambda own: own.compress_bytes_per_s)
 
 
-def cells_of(
-    model: str, role: str, tensors: list[torch.Tensor], rig: CodingRig, codecs: Sequence[str], chunk_bytes: int,
+def cell_of(
+    model: str, role: str, zeros: float, chunks: Sequence[torch.Tensor], word: WordType, codec: str, rig: CodingRig,
     num: int, budget: TimeBudget,
-) -> Iterator[Cell]:  # fmt: skip
-    """Measure one component with every codec."""
-    word = word_of(tensors[0].dtype)
-    zeros = num_zeros(tensors) / sum(tensor.numel() for tensor in tensors)
-    chunks = chunks_of(tensors, chunk_bytes)
-    for i, codec in enumerate(codecs):
-        found = rig.measure(chunks, word, codec, num, budget.share(len(codecs) - i))
-        speeds = [found.raw_bytes / times.median_s for times in (found.encode, found.lanes, found.decode)]
-        is_beside = codec in BESIDE_NVCOMP
-        yield Cell(
-            model=model,
-            component=role,
-            codec=codec,
-            zeros=zeros,
-            raw_bytes=found.raw_bytes,
-            stored_bytes=found.stored_bytes,
-            ratio=found.ratio,
-            encode_bytes_per_s=speeds[0],
-            lanes_bytes_per_s=speeds[1],
-            decode_bytes_per_s=speeds[2],
-            encode_s=found.encode.json(),
-            lanes_s=found.lanes.json(),
-            decode_s=found.decode.json(),
-            num_raw_frames=found.num_raw_frames,
-            refused_blocks=found.refused_blocks,
-            exact=True,  # `measure` raises otherwise
-            own=own_of(codec, word, chunks, len(found.encode.values_s)) if is_beside else None,
-            plain=own_of(codec, word, chunks, 1, plain=True) if is_beside else None,
-        )
+) -> Cell:  # fmt: skip
+    """Measure one component with one codec. Raises where a chunk does not come back bit for bit."""
+    found = rig.measure(chunks, word, codec, num, budget)
+    speeds = [found.raw_bytes / times.median_s for times in (found.encode, found.lanes, found.decode)]
+    is_beside = codec in BESIDE_NVCOMP
+    return Cell(
+        model=model,
+        component=role,
+        codec=codec,
+        zeros=zeros,
+        raw_bytes=found.raw_bytes,
+        stored_bytes=found.stored_bytes,
+        ratio=found.ratio,
+        encode_bytes_per_s=speeds[0],
+        lanes_bytes_per_s=speeds[1],
+        decode_bytes_per_s=speeds[2],
+        encode_s=found.encode.json(),
+        lanes_s=found.lanes.json(),
+        decode_s=found.decode.json(),
+        num_raw_frames=found.num_raw_frames,
+        refused_blocks=found.refused_blocks,
+        own=own_of(codec, word, chunks, len(found.encode.values_s)) if is_beside else None,
+        plain=own_of(codec, word, chunks, 1, plain=True) if is_beside else None,
+    )
 
 
 def whole(model: str, training: Training, codecs: Sequence[str], cells: Sequence[Cell]) -> dict[str, object]:
@@ -113,6 +112,8 @@ def whole(model: str, training: Training, codecs: Sequence[str], cells: Sequence
     as_counted = {}
     for codec in codecs:
         parts = [c for c in cells if c.codec == codec and c.component in BLOG_CHECKPOINT]
+        if len(parts) < len(BLOG_CHECKPOINT):
+            continue
         as_counted[codec] = sum(c.raw_bytes for c in parts) / sum(c.stored_bytes for c in parts)
     plain = {}
     for codec in BESIDE_NVCOMP:
@@ -121,7 +122,9 @@ def whole(model: str, training: Training, codecs: Sequence[str], cells: Sequence
         if parts:
             plain[codec] = sum(c.raw_bytes for c in parts) / stored
     saved = {}
-    for codec in (*codecs, "auto"):
+    for codec in SAVED:
+        if codec not in (*codecs, "auto"):
+            continue
         with (
             closing(SinkStore(name=f"{model}-{codec}")) as store,
             tidegate.CheckpointEngine(store, codec=codec, snapshot="device") as engine,
@@ -143,14 +146,24 @@ def measure_model(
     say(f"{model}: {moments_zero:.1%} of m and v is exactly zero")
     rig = CodingRig(codecs, chunk_bytes, device)
     cells: list[Cell] = []
-    for i, (role, tensors) in enumerate(roles.items()):
-        for cell in cells_of(model, role, tensors, rig, codecs, chunk_bytes, num, budget.share(len(roles) - i)):
-            cells.append(cell)
-            print_table(HEAD, [cell.cells()])
+    failures: list[str] = []
+    num_left = len(roles) * len(codecs)
+    for role, tensors in roles.items():
+        zeros = num_zeros(tensors) / sum(tensor.numel() for tensor in tensors)
+        chunks, word = chunks_of(tensors, chunk_bytes), word_of(tensors[0].dtype)
+        for codec in codecs:
+            try:
+                cells.append(cell_of(model, role, zeros, chunks, word, codec, rig, num, budget.share(num_left)))
+                print_table(HEAD, [cells[-1].cells()])
+            except (RuntimeError, CodecError) as exc:  # a codec that fails is a finding; the others go on
+                failures.append(f"{model}, {role}, {codec}: {type(exc).__name__}: {exc}"[:500])
+                say(failures[-1])
+            num_left -= 1
     found: dict[str, object] = {
         "parameters": training.num_parameters,
         "loss": training.loss.item(),
         "zeros_of_m_and_v": moments_zero,
+        "failures": failures,
     }
     del rig
     torch.cuda.empty_cache()
@@ -167,7 +180,7 @@ def main() -> None:
     codecs = [codec for codec, reason in reasons.items() if reason is None]
     missing = {codec: reason for codec, reason in reasons.items() if reason is not None}
     say(f"codecs: {', '.join(codecs)}" + "".join(f"; not {codec}: {reason}" for codec, reason in missing.items()))
-    budget = TimeBudget(args.seconds)
+    budget = TimeBudget(args.seconds or DEFAULT_SECONDS)
     models: dict[str, dict[str, object]] = {}
     cells: list[Cell] = []
     for i, model in enumerate(args.models):
@@ -175,14 +188,16 @@ def main() -> None:
         models[model], found = measure_model(model, device, codecs, tiny=args.tiny, budget=share)
         torch.cuda.empty_cache()
         cells += found
-        results: dict[str, object] = {"summary": summary(cells), "claims": CLAIMS, "not_available": missing}
+        results: dict[str, object] = {"summary": summary(models, cells), "claims": CLAIMS, "not_available": missing}
         results |= {"models": models, "cells": [asdict(cell) | {"ours_of_own": cell.ours_of_own} for cell in cells]}
         path = write_results("codecs-tiny" if args.tiny else "codecs", results)
         plot(path, model, cells)
     plot_whole(path, models)
     print_table(HEAD, [cell.cells() for cell in cells])
     print_table(HEAD_WHOLE, list(rows_of(models)))
-    print(f"{summary(cells)}\nwritten to {path}", flush=True)
+    print(f"{summary(models, cells)}\nwritten to {path}", flush=True)
+    if any(one["failures"] for one in models.values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

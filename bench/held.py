@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 
 _STATUS_FIELDS = {"VmRSS": "rss_bytes", "VmHWM": "peak_rss_bytes", "VmLck": "locked_bytes", "VmPin": "pinned_bytes"}
-_SAMPLE_S = 0.002
+_SAMPLE_S = 0.005
 
 
 def status_bytes() -> dict[str, int]:
@@ -44,36 +44,43 @@ def in_use() -> dict[str, int]:
     return found
 
 
-def settle() -> None:
-    """Give back what nobody needs, and let the kernel count peaks from here on. Blocks."""
+def settle() -> bool:
+    """Give back what nobody needs, and count peaks from here on. Blocks. Returns whether the kernel does so too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak of RSS becomes the present one
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak of RSS becomes the present one
+    except OSError:
+        return False
+    return True
 
 
 class Watch:
     """Measures, while its block runs, the most host and device memory above what was in use before.
 
-    The kernel keeps the peak of resident memory, page-locked pages included, and PyTorch that of its own reserve; what
-    the driver gives to other libraries has no counter, so a thread looks every 2 ms.
+    The kernel keeps the peak of resident memory, page-locked pages included, and PyTorch that of its own reserve. What
+    the driver gives to other libraries has no counter, so a thread looks every 5 ms; also at resident memory, for
+    kernels that cannot be told to begin anew.
     """
 
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="bench-watch", daemon=True)
+        self._thread = threading.Thread(target=self._keep_looking, name="bench-watch", daemon=True)
         self._peak_device_bytes = 0
+        self._peak_rss_bytes = 0
+        self._kernel_counts = False
         self._before: dict[str, int] = {}
         self.host_bytes = 0
         self.reserved_bytes = 0
         self.device_bytes = 0
 
     def __enter__(self) -> Watch:
-        settle()
+        self._kernel_counts = settle()
         self._before = in_use()
-        self._peak_device_bytes = device_used_bytes()
+        self._look()
         self._thread.start()
         return self
 
@@ -82,19 +89,18 @@ class Watch:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self.host_bytes = status_bytes()["peak_rss_bytes"] - self._before["rss_bytes"]
+        found = status_bytes()
+        if self._kernel_counts:
+            self._peak_rss_bytes = max(self._peak_rss_bytes, found.get("peak_rss_bytes", 0))
+        self.host_bytes = self._peak_rss_bytes - self._before["rss_bytes"]
         if torch.cuda.is_available():
             self.reserved_bytes = torch.cuda.max_memory_reserved() - self._before["reserved_bytes"]
             self.device_bytes = self._peak_device_bytes - self._before["device_used_bytes"]
 
-    def json(self) -> dict[str, int]:
-        """For the results file."""
-        return {
-            "host_bytes": self.host_bytes,
-            "torch_reserved_bytes": self.reserved_bytes,
-            "device_bytes": self.device_bytes,
-        }
-
     def _look(self) -> None:
+        self._peak_device_bytes = max(self._peak_device_bytes, device_used_bytes())
+        self._peak_rss_bytes = max(self._peak_rss_bytes, status_bytes()["rss_bytes"])
+
+    def _keep_looking(self) -> None:
         while not self._stop.wait(_SAMPLE_S):
-            self._peak_device_bytes = max(self._peak_device_bytes, device_used_bytes())
+            self._look()

@@ -68,7 +68,7 @@ def gds_state() -> str:
         return f"not asked ({driver})"
     try:
         is_there = importlib.import_module("kvikio.cufile_driver").get("is_gds_available")
-    except (ImportError, AttributeError, ValueError, RuntimeError) as exc:
+    except (ImportError, AttributeError, KeyError, ValueError, RuntimeError) as exc:
         return f"unknown ({driver}; KvikIO: {type(exc).__name__})"
     return f"{'available' if is_there else 'not available'} ({driver})"
 

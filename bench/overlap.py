@@ -77,8 +77,12 @@ def measure(
 ) -> Iterator[tuple[list[Row], Reports]]:
     """Yield the rows of one sink after the other, and its reports."""
     single: dict[tuple[int, bool], dict[str, Alone]] = {}
-    sinks = [Sink(rate * 1e9, False) for rate in rates]
-    sinks += [Sink(rate * 1e9, True) for rate in rates if rate >= FROM_DEVICE_AT_GB_PER_S]
+    sinks = [
+        Sink(rate * 1e9, from_device)
+        for rate in sorted(rates, reverse=True)  # the hardest first, should the time run out
+        for from_device in (False, True)
+        if not from_device or rate >= FROM_DEVICE_AT_GB_PER_S
+    ]
     for sink in sinks:
         part = part_of(state, sink.bytes_per_s * SECONDS_OF_RAW_WRITE)
         key = (len(part), sink.from_device)

@@ -32,7 +32,7 @@ from .folders import fast_folder
 from .load_stages import Stages
 from .models import train
 from .plots import beside, grouped_bars
-from .rig import TimeBudget, Times, arguments, filesystem_of, interleave, print_table, say, write_results
+from .rig import TimeBudget, Times, arguments, interleave, print_table, say, write_results
 from .states import State, digests_of, normal_state, num_bytes_of, tensors_of, trained_state
 
 STAGE_BOUND = 0.9
@@ -183,7 +183,6 @@ def main() -> None:
     say(f"a state of {raw_bytes / 1e9:.2f} GB in {len(tensors_of(state))} tensors")
     with fast_folder(8 * raw_bytes, args.folder) as folder:
         loads = bench(state, folder, codecs, 1 if args.tiny else 4, TimeBudget(args.seconds))
-        filesystem = filesystem_of(folder)
     print_table(HEAD, [load.cells() for load in loads])
     ours = [load for load in loads if load.slowest_stage_of_load is not None]
     summary = {
@@ -191,7 +190,7 @@ def main() -> None:
         "least_times_torch_load": min(load.times_torch_load for load in ours),
         "bounds": {"stage": STAGE_BOUND, "torch": TORCH_BOUND},
     }
-    found = {"raw_bytes": raw_bytes, "filesystem": filesystem, "threads": NUM_THREADS, "summary": summary}
+    found: dict[str, object] = {"raw_bytes": raw_bytes, "threads": NUM_THREADS, "summary": summary}
     path = write_results(
         "restore-tiny" if args.tiny else "restore", found | {"loads": [asdict(load) for load in loads]}
     )

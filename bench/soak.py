@@ -22,7 +22,7 @@ import tidegate
 from .folders import fast_folder
 from .held import in_use
 from .plots import beside, lines
-from .rig import arguments, filesystem_of, print_table, say, write_results
+from .rig import arguments, print_table, say, write_results
 from .states import State, normal_state, num_bytes_of, tensors_of
 
 SLACK_BYTES = {"rss_bytes": 4 << 20}
@@ -45,7 +45,7 @@ def sample(root: Path, save: int) -> dict[str, int]:
     """Count everything now."""
     gc.collect()
     found = in_use()
-    del found["peak_rss_bytes"]
+    found.pop("peak_rss_bytes", None)
     found["torch_pinned_bytes"] = pinned_bytes()
     found["num_root_files"] = sum(1 for path in root.rglob("*"))
     return {"save": save, **found}
@@ -104,14 +104,13 @@ def main() -> None:
         start_s = time.perf_counter()
         samples = soak(state, folder / "root", args.codec, num_saves, args.seconds)
         took_s = time.perf_counter() - start_s
-        filesystem = filesystem_of(folder)
     found = growth(samples)
     print_table(HEAD, [(name, *values.values()) for name, values in found.items()])
     grew = [name for name, values in found.items() if values["growth"] > SLACK_BYTES.get(name, 0)]
     summary = {"saves": samples["save"][-1], "grew": grew, "seconds": took_s}
     results: dict[str, object] = {"summary": summary, "raw_bytes": raw_bytes, "tensors": num_tensors, "device": device}
-    results |= {"codec": args.codec, "filesystem": filesystem, "growth": found, "samples": samples}
-    path = write_results("soak-tiny" if args.tiny else "soak", results)
+    results |= {"codec": args.codec, "growth": found, "samples": samples}
+    path = write_results("soak-tiny" if args.tiny else "soak", results, checkpoints=folder)
     plot(beside(path), samples)
     print(f"{summary}\nwritten to {path}", flush=True)
 

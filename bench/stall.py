@@ -50,6 +50,7 @@ from .rig import TimeBudget, arguments, print_table, repeat, repeat_on_gpu, say,
 HOST_BOUNDS_S = {"device": 0.005, "lazy": 0.003}
 COPIES_BOUND = 2.5
 OF_DCP_ASYNC_BOUND = 1 / 200
+DEFAULT_SECONDS = 150.0
 DCP_ASYNC = "dcp.async_save"
 HEAD = ("", "stall ms", "host ms", "fence ms", "copies", "wall s", "GB saved")
 
@@ -199,7 +200,7 @@ def main() -> None:
     state = flat_state(training)
     num, num_bytes = 2 if args.tiny else 15, total_bytes(state.values())
     say(f"{len(state)} tensors, {num_bytes / 1e9:.2f} GB")
-    budget = TimeBudget(args.seconds)
+    budget = TimeBudget(args.seconds or DEFAULT_SECONDS)
     copy = copies(state, 5)
     if device.type == "cuda":
         torch.cuda.empty_cache()

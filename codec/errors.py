@@ -5,7 +5,9 @@
     │   └── TruncatedError        there are fewer bytes than the header promises
     ├── UnknownCodecError         the frame names a codec or version this build does not know
     ├── CodecUnavailableError     known, but not usable on this machine
-    └── UnsupportedDtypeError     the codec cannot hold this dtype (also a TypeError)
+    ├── UnsupportedDtypeError     the codec cannot hold this dtype (also a TypeError)
+    ├── NvcompError               nvCOMP refused a call (nvcomp.py)
+    └── CudaError                 the CUDA driver refused a call (cuda_driver.py)
 """
 
 

@@ -21,17 +21,15 @@ class _Owned:
 
     Attributes:
         extents_id: Which extents the state had.
-        layout_id: And where.
-        addresses: Where each extent was.
         counts: What the optimizers held.
         extents: The extents that they owned.
+        addresses: Where those were.
     """
 
     extents_id: int
-    layout_id: int
-    addresses: list[int]
     counts: _Counts
     extents: frozenset[int]
+    addresses: list[int]
 
 
 class Fence:
@@ -63,21 +61,22 @@ class Fence:
     def owned_extents(self, table: StateTable) -> frozenset[int]:
         """Return the extents of a state that lie in storages of the optimizers' parameters and states.
 
-        Remembers the answer while the state lies where it was and the optimizers hold as many tensors as they did. An
-        extent of the CPU that has moved since counts as not owned: it is copied, which is always right.
+        Remembers the answer while these extents lie where they did and the optimizers hold as many tensors as they did.
         """
         if not self._optimizers:
             return frozenset()
         counts = self._counts()
         known = self._owned
-        if known is None or known.extents_id != table.extents_id or known.counts != counts:
-            extents = self._look_up(table)
-        elif known.layout_id == table.layout_id:
+        addresses = table.extent_addresses
+        if (
+            known is not None
+            and known.extents_id == table.extents_id
+            and known.counts == counts
+            and known.addresses == [addresses[extent] for extent in known.extents]
+        ):
             return known.extents
-        else:
-            before, now = known.addresses, table.extent_addresses
-            extents = frozenset(extent for extent in known.extents if before[extent] == now[extent])
-        self._owned = _Owned(table.extents_id, table.layout_id, table.extent_addresses, counts, extents)
+        extents = self._look_up(table)
+        self._owned = _Owned(table.extents_id, counts, extents, [addresses[extent] for extent in extents])
         return extents
 
     def detach(self) -> None:

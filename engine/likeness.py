@@ -14,9 +14,6 @@ import torch
 
 from .measure import Measured, kind_key
 
-_MAX_MOVED = 64
-"""How many tensors may have moved: each costs a look at all spans."""
-
 _Check = Callable[..., bool]
 
 
@@ -60,9 +57,9 @@ class Likeness:
         self._tied_storages = _identities_of(found.storages, self._tied)
 
     def compare(self, tensors: Sequence[torch.Tensor]) -> Alike | None:
-        """Look at other tensors. None if they are not alike, or one object is there twice, or too many have moved.
+        """Look at other tensors. None if they are not alike, or one object is there twice, or it takes a closer look.
 
-        What follows from the answer is that `lay_out` would find the same extents, at the given addresses.
+        If there is an answer, `lay_out` would find the same extents, at the given addresses.
         """
         if len(tensors) != self._num_tensors or not self._are_of_these_kinds(*tensors):
             return None
@@ -80,7 +77,7 @@ class Likeness:
         is_alone = set(moved).isdisjoint((*self._loose, *self._tied)) and all(
             addresses[i] and storages[i].data_ptr() == addresses[i] for i in moved
         )  # each had, and has, a storage that is just its own bytes
-        likeness = self._moved(moved, addresses) if is_alone and len(moved) <= _MAX_MOVED else None
+        likeness = self._moved(moved, addresses) if is_alone else None
         return None if likeness is None else Alike(storages, addresses, moved, likeness)
 
     def _moved(self, moved: Sequence[int], addresses: list[int]) -> Likeness | None:
@@ -91,8 +88,7 @@ class Likeness:
         now._starts, now._ends = self._starts.copy(), self._ends.copy()
         now._ends[moved] += places - now._starts[moved]
         now._starts[moved] = places
-        num_there = [np.count_nonzero((now._starts < now._ends[i]) & (now._ends > now._starts[i])) for i in moved]
-        return now if max(num_there) == 1 else None
+        return now if _overlapping(now._starts, now._ends) == self._tied else None
 
 
 def _addresses_of(storages: Sequence[torch.UntypedStorage], indices: Sequence[int]) -> list[int]:

@@ -18,7 +18,17 @@ from .errors import StorageError
 
 NUM_THREADS = 8
 
-_ERRNO_OF_TEXT = {os.strerror(number): number for number in errno.errorcode}
+# What a disk says. Other texts of the system may be about a library that is missing, not about our file.
+_DISK_ERRNOS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+)
 _load_lock = threading.RLock()
 
 
@@ -59,8 +69,8 @@ def load_kvikio() -> Kvikio:
                 _loaded = Kvikio(module, _set_up(module, importlib.import_module("kvikio.defaults")))
             except (ImportError, OSError, RuntimeError) as exc:
                 raise StorageError(
-                    f"bytes of a CUDA device cannot be written directly: KvikIO cannot be used ({exc}); install "
-                    'tidegate[cu13] or tidegate[cu12], whichever fits your torch, or open the store with io="auto"'
+                    f"bytes of a CUDA device cannot be written directly: KvikIO cannot be used ({one_line(exc)}); "
+                    'install tidegate[cu13] or tidegate[cu12], as your torch has it, or open the store with io="auto"'
                 ) from exc
         return _loaded
 
@@ -70,14 +80,14 @@ def _set_up(module: ModuleType, defaults: ModuleType) -> str:
     if not {"KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"} & os.environ.keys() and defaults.get("num_threads") == 1:
         defaults.set("num_threads", NUM_THREADS)
     if defaults.is_compat_mode_preferred():
-        return "KvikIO through host memory (its compatibility mode)"
+        return "KvikIO without GPUDirect Storage (its compatibility mode)"
     if importlib.import_module("kvikio.cufile_driver").get("is_gds_available"):
         return "KvikIO with GPUDirect Storage"
     # Without its driver cuFile copies through host memory, too, and before that KvikIO waits for what is queued on the
     # default stream, where a training runs. Its compatibility mode does not.
     if "KVIKIO_COMPAT_MODE" not in os.environ:
         defaults.set("compat_mode", module.CompatMode.ON)
-    return "KvikIO through host memory (no GPUDirect Storage driver)"
+    return "KvikIO without GPUDirect Storage (it has no driver here)"
 
 
 class DeviceFile:
@@ -136,8 +146,13 @@ def os_error(exc: RuntimeError | MemoryError) -> OSError:
     """Make an error of the system from one of KvikIO, which names the errno by its text only, and last."""
     if isinstance(exc, MemoryError):
         return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-    text = str(exc).strip()
-    for meaning, number in _ERRNO_OF_TEXT.items():
-        if text.endswith(meaning):
-            return OSError(number, meaning)
+    text = one_line(exc)
+    for number in _DISK_ERRNOS:
+        if text.endswith(os.strerror(number)):
+            return OSError(number, os.strerror(number))
     return OSError(f"KvikIO says: {text}")
+
+
+def one_line(exc: BaseException | None) -> str:
+    """Return an error's text without its line breaks."""
+    return " ".join(str(exc).split())

@@ -15,7 +15,7 @@ import numpy as np
 
 from .aligned import aligned_buffer
 from .base import ALIGNMENT_BYTES, DeviceBytes
-from .device_file import load_kvikio
+from .device_file import load_kvikio, one_line
 from .errors import StorageError
 from .output_file import IOMode, OutputFile
 from .workers import WorkerPool
@@ -70,14 +70,14 @@ def choose(
     try:
         mode = load_kvikio().mode
     except StorageError as exc:
-        return DeviceChoice(False, f"{own}: KvikIO cannot be used ({exc.__cause__})")
+        return DeviceChoice(False, f"{own}: KvikIO cannot be used ({one_line(exc.__cause__)})")
     if room_bytes is not None and room_bytes < 4 * _SHORTEST_BYTES:
         return DeviceChoice(False, f"{own}: there is too little room to measure whether {mode} is faster")
     try:
         with temporary_file() as file, _buffers(device, pool.num_threads) as buffers:
             rates = _measure(file, pool, buffers, device, room_bytes)
     except (ImportError, OSError, RuntimeError, MemoryError, StorageError) as exc:
-        return DeviceChoice(False, f"{own}: it could not be measured whether {mode} is faster ({exc})")
+        return DeviceChoice(False, f"{own}: it could not be measured whether {mode} is faster ({one_line(exc)})")
     figures = (
         f"our own threads write at {rates.own_bytes_per_s / 1e9:.2f} GB/s through host memory, "
         f"{mode} at {rates.kvikio_bytes_per_s / 1e9:.2f} GB/s from device memory"

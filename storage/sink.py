@@ -54,8 +54,8 @@ class SinkStore:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        is_limited = bytes_per_s is not None and not math.isinf(bytes_per_s)
-        self._bytes_per_s = bytes_per_s if bytes_per_s is not None else math.inf
+        self._bytes_per_s = math.inf if bytes_per_s is None else bytes_per_s
+        is_limited = self._bytes_per_s != math.inf
         self._pacer = Pacer(self._bytes_per_s, clock=clock, sleep=sleep) if is_limited else None
         self._writer_class = SinkDeviceWriter if from_device else SinkWriter
         self._name = name

@@ -12,10 +12,12 @@ import torch
 from torch.nn import functional
 
 from bench import plots, rig
+from bench.codec_tables import HEAD, HEAD_WHOLE, Cell, Own, plot, plot_whole, rows_of, summary
 from bench.coding import chunks_of
 from bench.models import Training, num_bytes, num_zeros
 from bench.networks import SIZES, DenseLM, Experts, MoELM, Size
 from bench.nvcomp_alone import exponent_plane
+from bench.rig import print_table
 from bench.text import read_words
 from tidegate.codec.words import WordType
 from tidegate.report import Span
@@ -158,6 +160,50 @@ def test_sizes_are_what_they_are_said_to_be() -> None:
     parameters, tensors = count("large")
     assert 14 * parameters >= 8e9
     assert 4 * tensors >= 2000
+
+
+def cell(role: str, codec: str, lanes_bytes_per_s: float) -> Cell:
+    times: dict[str, float | int] = {"median_s": 1.0, "min_s": 1.0, "max_s": 1.0, "n": 1}
+    return Cell(
+        model="dense",
+        component=role,
+        codec=codec,
+        zeros=0.0,
+        raw_bytes=300,
+        stored_bytes=200,
+        ratio=1.5,
+        encode_bytes_per_s=80e9,
+        lanes_bytes_per_s=lanes_bytes_per_s,
+        decode_bytes_per_s=180e9,
+        encode_s=times,
+        lanes_s=times,
+        decode_s=times,
+        num_raw_frames=0,
+        refused_blocks=0,
+        own=Own(100e9, 200e9, 1.5, 1) if codec == "ans" else None,
+        plain=None,
+    )
+
+
+def test_the_table_and_the_plots_of_the_codecs(tmp_path: Path) -> None:
+    cells = [cell(role, codec, speed) for role, speed in (("m", 98e9), ("v", 90e9)) for codec in ("ans", "lz4")]
+    found = summary({"dense": {"failures": []}}, cells)
+    assert found["exact"]
+    assert found["ans"] == {"worst_ours_of_own": 0.9, "best_ours_of_own": 0.98}
+    assert "zstd" not in found
+    print_table(HEAD, [cell.cells() for cell in cells])
+    saved = {"ans": {"ratio": 1.2}, "auto": {"ratio": 1.1}}
+    models: dict[str, dict[str, object]] = {
+        "dense": {"as_nvidia_counts": {"ans": 1.25, "lz4": 1.0}, "saved": saved},
+    }
+    rows = list(rows_of(models))
+    assert rows[0] == ("dense", "ans", "1.2500", 1.25, "1.2000")
+    assert rows[2] == ("dense", "auto", "", "", "1.1000")
+    print_table(HEAD_WHOLE, rows)
+    plot(tmp_path / "codecs.json", "dense", cells)
+    plot_whole(tmp_path / "codecs.json", models)
+    names = {"codecs-dense-ratio.png", "codecs-dense-encode.png", "codecs-dense-decode.png", "codecs-whole.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_words_are_numbers_below_the_vocabulary() -> None:

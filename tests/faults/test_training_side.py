@@ -164,7 +164,7 @@ def test_a_snapshot_that_raises_is_told_at_the_call_and_only_there(monkeypatch: 
             with monkeypatch.context() as patched:
                 from tidegate import snapshot
 
-                copy_chunk = snapshot._copy_chunk
+                copy_chunk = snapshot.copy_chunk
 
                 def failing(*args: object, real: object = copy_chunk, last: int = nth) -> None:
                     nonlocal num_calls
@@ -173,7 +173,7 @@ def test_a_snapshot_that_raises_is_told_at_the_call_and_only_there(monkeypatch: 
                         raise error
                     real(*args)  # type: ignore[operator]
 
-                patched.setattr(snapshot, "_copy_chunk", failing)
+                patched.setattr(snapshot, "copy_chunk", failing)
                 with pytest.raises(tidegate.SaveError, match=f"step {nth} failed") as caught:
                     engine.save_async(state, step=nth)
             assert caught.value.__cause__ is error

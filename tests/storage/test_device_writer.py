@@ -51,9 +51,6 @@ class TestLocalStoreGds(StoreContract):
     def store(self, store: LocalStore) -> LocalStore:
         return store
 
-    def test_the_url_opens_the_same_store(self, store: LocalStore) -> None:  # type: ignore[override]
-        super().test_the_url_opens_the_same_store(store)
-
 
 def device_writer(store: LocalStore, key: str = "s/a") -> DeviceWriter:
     writer: ObjectWriter = store.create(key)
@@ -138,6 +135,7 @@ def test_errors_come_as_text(store: LocalStore, kvikio: FakeKvikio) -> None:
         ("Linux system call error at: x.cpp:1: Disk quota exceeded", StoreFullError, errno.EDQUOT),
         ("POSIX error on pwrite: Input/output error", StoreIOError, errno.EIO),
         ("CUDA error at: x.hpp:5: CUDA_ERROR_ILLEGAL_ADDRESS", StoreIOError, None),
+        ("libcuda.so.1: cannot open shared object file: No such file or directory", StoreIOError, None),
     ):
         kvikio.failure = failure
         writer = device_writer(store)
@@ -145,7 +143,7 @@ def test_errors_come_as_text(store: LocalStore, kvikio: FakeKvikio) -> None:
         assert isinstance(error, kind)
         assert (error.errno, error.key) == (number, "s/a")
         assert "s/a" in str(error)
-        assert number is not None or "CUDA_ERROR_ILLEGAL_ADDRESS" in str(error)
+        assert number is not None or failure in str(error)
         assert writer.append(memoryview(b"x")).exception(TIMEOUT_S) is error
         with pytest.raises(kind):
             writer.seal()
@@ -190,7 +188,7 @@ def test_a_closed_store_takes_nothing(store: LocalStore, kvikio: FakeKvikio) -> 
 
 def test_kvikio_is_set_up_once_and_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_kvikio(monkeypatch) as fake:
-        assert "no GPUDirect Storage driver" in device_file.load_kvikio().mode
+        assert "no driver" in device_file.load_kvikio().mode
         assert fake.settings == {"num_threads": 8, "compat_mode": "ON"}
         assert os.environ["CUFILE_LOGFILE_PATH"] == os.devnull
         fake.settings["num_threads"] = 1

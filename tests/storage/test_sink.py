@@ -136,7 +136,7 @@ def test_no_limit_is_no_time(time: Time) -> None:
         sink.close()
 
 
-@pytest.mark.parametrize("rate", [0, -1, math.nan])
+@pytest.mark.parametrize("rate", [0, -1, -math.inf, math.nan])
 def test_a_rate_is_positive(rate: float) -> None:
     with pytest.raises(ValueError, match="positive"):
         SinkStore(bytes_per_s=rate)
