@@ -79,7 +79,8 @@ class Ticket:
         Raises:
             CodecError: If the ticket is released already.
         """
-        return self._header is not None or bool(self._open_slot().finished.query())
+        slot = self._open_slot()
+        return self._header is not None or bool(slot.finished.query())
 
     def finish(self) -> tuple[FrameHeader, torch.Tensor]:
         """Wait for this chunk, without the GIL. May be called again.

@@ -90,7 +90,10 @@ class AutoCodec:
         self._choices.codecs = {chunk.index: codec for chunk, codec in zip(chunks, codecs, strict=True)}
 
     def _look_at_store(self, job: SaveJob) -> None:
-        self._chooser.learn_store(job.written_bytes, busy_s(job.timeline.spans(), "write"))
+        # A frame that goes through host memory is no faster in the store than it crosses the bus.
+        spans = job.timeline.spans()
+        copy_s = 0.0 if job.writes_from_device else busy_s(spans, "copy")
+        self._chooser.learn_store(job.written_bytes, max(busy_s(spans, "write"), copy_s))
 
     def _try_all(
         self, chunk: Chunk, raw: torch.Tensor, encoder: DeviceEncoder, stream: torch.cuda.Stream

@@ -258,7 +258,7 @@ class CheckpointEngine:
             step, table, planned.plan, metadata, self._resources.wake,
             layouts=self._layouts, chunk_order=planned.chunk_order,
         )  # fmt: skip
-        self._resources.prepare_for(job)
+        self._resources.prepare(has_cuda=planned.has_cuda)
         self._resources.take_peak_host_bytes()
         return job
 

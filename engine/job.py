@@ -26,21 +26,23 @@ from .types import JSON
 class StagedChunk:
     """The bytes of one chunk, somewhere that the pipeline may read.
 
-    Exactly one of these holds: `buffer` has the copy, behind room for a frame header; `device_bytes` has it in a
-    device snapshot; or neither, and the extents are read where they live.
+    Exactly one of these holds: `buffer` has the copy, behind room for a frame header; `snapshot` has it on a device;
+    or neither, and the extents are read where they live.
 
     Attributes:
         chunk: What it is.
         table: The state that it is part of.
         buffer: Host copy; released by the encoder.
-        device_bytes: Shape (chunk.num_bytes,), uint8, CUDA.
+        snapshot: The device snapshot that has it, shape (n,), uint8, CUDA.
+        snapshot_start: Where in that.
         ready: The CUDA event after which the bytes are valid.
     """
 
     chunk: Chunk
     table: StateTable
     buffer: HostBuffer | None = None
-    device_bytes: torch.Tensor | None = None
+    snapshot: torch.Tensor | None = None
+    snapshot_start: int = 0
     ready: torch.cuda.Event | None = None
 
     @property
@@ -55,9 +57,16 @@ class StagedChunk:
         return [sources[i] for i in range(self.chunk.first_extent, self.chunk.end_extent)]
 
     @property
+    def device_bytes(self) -> torch.Tensor | None:
+        """The copy in a device snapshot: shape (chunk.num_bytes,), uint8, CUDA. Sliced only when it is needed."""
+        if self.snapshot is None:
+            return None
+        return self.snapshot[self.snapshot_start : self.snapshot_start + self.chunk.num_bytes]
+
+    @property
     def is_live(self) -> bool:
         """Whether the bytes are read from the caller's own tensors."""
-        return self.buffer is None and self.device_bytes is None
+        return self.buffer is None and self.snapshot is None
 
 
 class SaveJob:
@@ -118,10 +127,15 @@ class SaveJob:
         self._queue: queue.SimpleQueue[StagedChunk | None] = queue.SimpleQueue()
         self._num_live = 0
         self._live: list[Chunk] = []
+        self._copied: list[Chunk] = []
         self._live_lock = threading.RLock()
         self._is_staging = True
         self._may_start = Latch()
-        self._versions = versions_of(table.tensors)
+        self._versions: list[int] = []
+
+    def note_versions(self) -> None:
+        """Remember the tensors' versions, before the first chunk is read by the host or left to be read in place."""
+        self._versions = versions_of(self.table.tensors)
 
     def put(self, staged: StagedChunk) -> None:
         """Hand a chunk to the background thread."""
@@ -129,6 +143,8 @@ class SaveJob:
             with self._live_lock:
                 self._num_live += 1
                 self._live.append(staged.chunk)
+        elif staged.device.type == "cpu":
+            self._copied.append(staged.chunk)
         self._queue.put(staged)
 
     def end_staging(self) -> None:
@@ -139,9 +155,7 @@ class SaveJob:
         if not self._is_staging:
             return
         try:
-            moved = _moved(self._versions, versions_of(self.table.tensors))
-            if moved:
-                self._fail_torn(self.table.fqn(moved[0]))
+            self._check_copied()
         except BaseException as exc:
             self.fail(exc)
             raise
@@ -220,17 +234,32 @@ class SaveJob:
             self._live.clear()
         self.future.mark_staged()
 
+    def _check_copied(self) -> None:
+        """Fail the save if another thread has changed what the call was copying from host memory.
+
+        What is copied on a GPU is not looked at: that copy runs in the order of the caller's stream, and to look at
+        every tensor again would cost the training thread more than all else that it does here.
+        """
+        self._check_unmoved(self._copied)
+        self._copied.clear()
+
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
-        if self._live:
-            live = {extent for chunk in self._live for extent in range(chunk.first_extent, chunk.end_extent)}
-            extents = self.table.tensor_extent
-            moved = _moved(self._versions, versions_of(self.table.tensors))
-            torn = next((i for i in moved if extents[i] in live), None)
-            if torn is not None:
-                self._fail_torn(self.table.fqn(torn))
-            self._live.clear()
+        self._check_unmoved(self._live)
+        self._live.clear()
         self.future.mark_staged()
+
+    def _check_unmoved(self, chunks: Sequence[Chunk]) -> None:
+        if not chunks:
+            return
+        read = {extent for chunk in chunks for extent in range(chunk.first_extent, chunk.end_extent)}
+        indices = [i for i, extent in enumerate(self.table.tensor_extent) if extent in read]
+        tensors = self.table.tensors
+        now = versions_of([tensors[i] for i in indices])
+        for i, version in zip(indices, now, strict=True):
+            if version != self._versions[i]:
+                self._fail_torn(self.table.fqn(i))
+                return
 
     def _fail_torn(self, fqn: str) -> None:
         self.fail(
@@ -243,9 +272,3 @@ class SaveJob:
             )
         )
 
-
-def _moved(before: Sequence[int], now: Sequence[int]) -> list[int]:
-    """Indices of the versions that differ."""
-    if before == now:
-        return []
-    return [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]

@@ -50,7 +50,7 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
         planned = plan_table(table, resources.chunk_bytes)
         job = SaveJob(_NO_STEP, table, planned.plan, {}, resources.wake, chunk_order=planned.chunk_order)
         job.modes.add("in place")
-        resources.prepare_for(job)
+        resources.prepare(has_cuda=planned.has_cuda)
         stage_in_place(job)
         store, key = _open(path_or_url)
         try:

@@ -194,7 +194,8 @@ def _spellings(step: str) -> Iterator[str]:
 
 
 def _nearest(rest: str, steps: Sequence[str]) -> list[str]:
-    """Return a few steps, those that look like the start of `rest` first."""
+    """Return a few steps, in their order: those that look like the start of `rest`, or the first ones."""
     word = rest[: next(_ends(rest))] if rest else ""
     alike = difflib.get_close_matches(word, steps, _MAX_SHOWN, 0.5)
-    return list(dict.fromkeys([*alike, *steps]))[:_MAX_SHOWN]
+    chosen = set(list(dict.fromkeys([*alike, *steps]))[:_MAX_SHOWN])
+    return [step for step in steps if step in chosen][:_MAX_SHOWN]

@@ -104,6 +104,8 @@ class Places:
             if row is not None and row.numel() == table.extent_bytes[extent]:
                 self._memory[extent] = row
                 self._in_place.add(i)
+                # Decoders do not go through PyTorch, and who watches `_version` shall see that the tensor changes.
+                torch.autograd.graph.increment_version(target)
         self._homes = {device: torch.cuda.current_stream(device) for device in self.gpus}
         self._starts = list(itertools.accumulate((device is not None for device in self._devices), initial=0))
 

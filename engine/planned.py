@@ -12,10 +12,11 @@ from .table import StateTable
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and the order in which its chunks are staged and encoded."""
+    """A plan, the order in which its chunks are staged and encoded, and whether some of them lie on CUDA devices."""
 
     plan: SavePlan
     chunk_order: tuple[Chunk, ...]
+    has_cuda: bool
 
 
 class PlanCache:
@@ -34,12 +35,12 @@ class PlanCache:
         """Plan a state."""
         if self._planned is None or self._key is None or not self._is_same(table, self._key):
             self._planned = plan_table(table, self._chunk_bytes)
-        self._key = (table.layout_id, table.signature)
+        self._key = (table.extents_id, table.signature)
         return self._planned
 
     @staticmethod
     def _is_same(table: StateTable, key: tuple[int, bytes]) -> bool:
-        return table.layout_id == key[0] or table.signature == key[1]
+        return table.extents_id == key[0] or table.signature == key[1]
 
 
 def plan_table(table: StateTable, chunk_bytes: int) -> Planned:
@@ -50,7 +51,8 @@ def plan_table(table: StateTable, chunk_bytes: int) -> Planned:
     devices = [str(device) for device in table.extent_devices]
     plan = plan_save(table.extent_bytes, table.extent_words, devices, table.extent_roles, chunk_bytes)
     groups = [(devices[c.first_extent], c.word, table.extent_roles[c.first_extent]) for c in plan.chunks]
-    return Planned(plan, tuple(_mixed(plan.chunks, groups)))
+    has_cuda = any(device.type == "cuda" for device in table.extent_devices)
+    return Planned(plan, tuple(_mixed(plan.chunks, groups)), has_cuda)
 
 
 def _mixed(chunks: Sequence[Chunk], groups: Sequence[tuple[str, int, str]]) -> list[Chunk]:

@@ -28,7 +28,7 @@ from .translate import load_error
 if TYPE_CHECKING:
     from .gpu_lane import GpuLane, LaneFrame
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 8 << 20
 """A frame for a GPU is read in pieces of at most this, so that its reading and copying overlap too."""
 
 
@@ -87,9 +87,11 @@ class _Crew:
     def run(self) -> None:
         """Do all of it."""
         workers = WorkerPool(self._num_threads + len(self._lanes), "tidegate-read")
-        decoding = [workers.submit(lane.decode_all) for lane in self._lanes]
-        reading = [workers.submit(self._read_all) for _ in range(self._num_threads)]
+        reading: list[Future[None]] = []
+        decoding: list[Future[None]] = []
         try:
+            decoding += [workers.submit(lane.decode_all) for lane in self._lanes]
+            reading += [workers.submit(self._read_all) for _ in range(self._num_threads)]
             self._feed_all()
             self._end_reading()
             self._wait(reading)

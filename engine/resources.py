@@ -61,10 +61,10 @@ class Resources:
             return self._device_encoder(job, staged.device) or self._host_encoder
         return self._host_encoder
 
-    def prepare_for(self, job: SaveJob) -> None:
-        """Page-lock buffers once there are CUDA tensors to copy, and look again for room that was missing before."""
+    def prepare(self, *, has_cuda: bool) -> None:
+        """Get ready for a save: page-lock buffers once there are CUDA tensors, look again for room that was missing."""
         self._device_encoders = {device: found for device, found in self._device_encoders.items() if found is not None}
-        if any(device.type == "cuda" for device in set(job.table.extent_devices)):
+        if has_cuda:
             self.staging.pin_from_now_on()
             self.outputs.pin_from_now_on()
 

@@ -22,7 +22,7 @@ from .buffers import BufferPool
 from .device_layout import DeviceLayout, copy_chunk
 from .encode import copied_bytes, output_bytes
 from .job import SaveJob, StagedChunk
-from .plan import Chunk
+from .plan import Chunk, SavePlan
 
 SnapshotMode = Literal["auto", "device", "lazy", "host"]
 SNAPSHOT_MODES = ("auto", "device", "lazy", "host")
@@ -91,6 +91,7 @@ class Stager:
         self._mode = mode
         self._staging = staging
         self._snapshot = snapshot
+        self._owned = _OwnedChunks()
 
     def stage(self, job: SaveJob, owned_extents: Collection[int]) -> None:
         """Copy or hand over every chunk. Blocks for the host copies; returns early if the job fails.
@@ -101,6 +102,9 @@ class Stager:
         """
         try:
             copied, live = self._split(job, owned_extents)
+            devices = job.table.extent_devices
+            if live or any(devices[chunk.first_extent].type == "cpu" for chunk in copied):
+                job.note_versions()
             on_device, copied = self._copy_on_devices(job, copied)
             self._copy_to_host(job, copied)
             for staged in live:
@@ -122,10 +126,10 @@ class Stager:
         if self._mode in ("device", "host") or not owned or (is_cuda_only and self._fits_devices(job)):
             return list(job.chunk_order), live
         ready = _record_events(job)
+        owned_chunks = self._owned.of(job, owned)
         for chunk in job.chunk_order:
             device = job.table.extent_devices[chunk.first_extent]
-            is_owned = all(extent in owned for extent in range(chunk.first_extent, chunk.end_extent))
-            if is_owned and not (is_cuda_only and device.type == "cpu"):
+            if chunk.index in owned_chunks and not (is_cuda_only and device.type == "cpu"):
                 live.append(StagedChunk(chunk, job.table, ready=ready.get(device)))
             else:
                 copied.append(chunk)
@@ -182,6 +186,26 @@ class Stager:
             torch.cuda.current_stream(device).wait_event(event)
 
 
+@dataclass(slots=True)
+class _OwnedChunks:
+    """The chunks of the last state that an optimizer owns as a whole."""
+
+    _plan: SavePlan | None = None
+    _owned_extents: Collection[int] = ()
+    _found: frozenset[int] = frozenset()
+
+    def of(self, job: SaveJob, owned_extents: Collection[int]) -> frozenset[int]:
+        """Return their numbers. Looks again only where plan or extents are other objects than last time."""
+        if self._plan is not job.plan or self._owned_extents is not owned_extents:
+            self._found = frozenset(
+                chunk.index
+                for chunk in job.plan.chunks
+                if all(extent in owned_extents for extent in range(chunk.first_extent, chunk.end_extent))
+            )
+            self._plan, self._owned_extents = job.plan, owned_extents
+        return self._found
+
+
 def _copy_from_device(staged: StagedChunk, out: torch.Tensor) -> torch.cuda.Event:
     """Queue the copy of a CUDA chunk into page-locked memory behind the work of the current stream."""
     device = staged.device
@@ -207,9 +231,8 @@ def _copy_on_device(job: SaveJob, layout: DeviceLayout, flat: torch.Tensor) -> l
             layout.copy(job.table, part, flat, side)
             ready = torch.cuda.Event()
             ready.record(side)
-            staged += [
-                StagedChunk(chunk, job.table, device_bytes=layout.place(flat, chunk), ready=ready) for chunk in part
-            ]
+            table, start = job.table, layout.start
+            staged += [StagedChunk(c, table, snapshot=flat, snapshot_start=start(c), ready=ready) for c in part]
     training.wait_event(ready)
     job.timeline.add(layout.chunks[0].index, "stage", start_s)
     return staged
@@ -253,6 +276,7 @@ def cuda_chunks(job: SaveJob, chunks: Iterable[Chunk] | None = None) -> dict[tor
 
 def stage_in_place(job: SaveJob) -> None:
     """Hand every chunk to the pipeline where it lies. For a caller that waits until the save has ended."""
+    job.note_versions()
     ready = _record_events(job)
     _lay_out_live(job, job.chunk_order)
     try:
