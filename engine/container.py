@@ -44,10 +44,10 @@ class ObjectRecord:
 
 
 class FrameAppender:
-    """Write frames into one object, then its index and trailer.
+    """Write frames into one object, then its index and trailer, and seal it.
 
     Args:
-        writer: The object; the appender seals it in `finish`.
+        writer: The object.
         key: Its key, for the record.
     """
 
@@ -78,8 +78,8 @@ class FrameAppender:
         self._end += header.padded_bytes
         return future
 
-    def finish(self, manifest: Callable[[], bytes] | None = None) -> ObjectRecord:
-        """Append index, manifest (for an object that stands alone) and trailer, and make the object durable. Blocks."""
+    def append_tail(self, manifest: Callable[[], bytes] | None = None) -> ObjectRecord:
+        """Queue index, manifest (for an object that stands alone) and trailer. May block for room."""
         index = b"".join(_ENTRY.pack(e.offset, e.chunk) + e.header.pack() for e in self._entries)
         inner = manifest() if manifest else b""
         tail = index + inner
@@ -92,8 +92,11 @@ class FrameAppender:
         view[: len(tail)] = tail
         view[len(view) - TRAILER_BYTES :] = fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields))
         self._writer.append(view)
-        self._writer.seal()
         return ObjectRecord(self._key, num_bytes, tail_digest)
+
+    def seal(self) -> None:
+        """Make the object durable. Blocks for all that is queued."""
+        self._writer.seal()
 
 
 @dataclass(frozen=True, slots=True)

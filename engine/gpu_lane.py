@@ -85,9 +85,7 @@ class GpuLane:
         failure: Where errors go; once it is set, nothing more is decoded.
     """
 
-    def __init__(
-        self, device: torch.device, items: Sequence[ReadItem], places: Destination, failure: Failure
-    ) -> None:
+    def __init__(self, device: torch.device, items: Sequence[ReadItem], places: Destination, failure: Failure) -> None:
         self.device = device
         self._places = places
         self._failure = failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import xxhash
@@ -66,8 +66,12 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     try:
         _prepare(store, job)
         writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
-        record, totals = write_object(job, writer, key, resources)
-        text = dump_manifest(_manifest(job, attempt, (record,)))
+        texts: list[bytes] = []
+        record, totals = write_object(
+            job, writer, key, resources,
+            meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
+        )  # fmt: skip
+        text = texts[0]
         store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), text, expected=None)
         records, _ = read_commits(store)
         commit = CommitRecord(
@@ -101,14 +105,31 @@ def _prepare(store: Store, job: SaveJob) -> None:
 
 
 def write_object(
-    job: SaveJob, writer: ObjectWriter, key: str, resources: Resources, *, stands_alone: bool = False
+    job: SaveJob,
+    writer: ObjectWriter,
+    key: str,
+    resources: Resources,
+    *,
+    stands_alone: bool = False,
+    meanwhile: Callable[[ObjectRecord], None] = lambda record: None,
 ) -> tuple[ObjectRecord, dict[int, CodecTotals]]:
-    """Move the job's chunks into one object and seal it; abort it on any failure. Blocks."""
+    """Move the job's chunks into one object and seal it; abort it on any failure. Blocks.
+
+    Args:
+        job: The save.
+        writer: The object.
+        key: Its key.
+        resources: What encodes.
+        stands_alone: Whether the object holds its manifest itself.
+        meanwhile: Called with what the object will be, while the last frames are being written.
+    """
     appender = FrameAppender(writer, key)
     try:
         job.writes_from_device = appender.takes_device_memory
         totals = Pipeline(lambda staged: resources.encoder_for(job, staged), appender).run(job)
-        record = appender.finish((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
+        record = appender.append_tail((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
+        meanwhile(record)
+        appender.seal()
         if job.failure is not None:
             raise job.failure
     except BaseException as exc:  # noqa: BLE001 - raised again as the job's first failure

@@ -13,12 +13,13 @@ import torch
 
 import tidegate
 from tests.gpu.chunks import make_chunk
+from tests.gpu.frames import encode
 from tests.hostile.bounds import bounded
 from tests.kit.bits import assert_same_bits, physical_bytes
 from tests.kit.stores import FailOnceStore, FlipStore
 from tidegate.cli import main as command
 from tidegate.codec import device_decode, nvcomp
-from tidegate.codec.base import RAW_CODEC
+from tidegate.codec.base import HEADER_BYTES, RAW_CODEC
 from tidegate.codec.blocked import parse_body
 from tidegate.codec.device import DeviceDecoder, DeviceEncoder
 from tidegate.codec.device_decode import prefix_bytes
@@ -26,6 +27,7 @@ from tidegate.codec.digest import digest
 from tidegate.codec.errors import CorruptionError
 from tidegate.codec.registry import needs_gpu
 from tidegate.codec.words import WordType
+from tidegate.container import read_index
 from tidegate.gpu_lane import BODIES_BYTES
 from tidegate.storage import MemoryStore, Store, StoreIOError
 from tidegate.storage.local import LocalStore
@@ -45,7 +47,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixed_state(device: torch.device) -> dict[str, object]:
-    """Several chunks of one tensor, packed chunks, noise that is stored raw, ties, views, empties, tensors of the CPU."""
+    """Several chunks of one tensor, packed chunks, noise, which is stored raw, ties, views, empties, CPU tensors."""
     large = torch.randn(5 * CHUNK // 4 + 3, device=device).mul_(0.02)
     return {
         "large": large,
@@ -197,9 +199,7 @@ def test_memory_stays_within_its_bounds(codec: str, device: torch.device, tmp_pa
     target = None if is_new else {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     options = {"map_location": device, "into": target}
     with tidegate.CheckpointEngine(tmp_path) as engine:
-        del (loaded := engine.load(**options))["x0"]  # type: ignore[arg-type,attr-defined]
-        del loaded
-        torch.cuda.synchronize()
+        engine.load(**options)  # type: ignore[arg-type]
         torch.cuda.reset_peak_memory_stats()
         before_bytes = torch.cuda.memory_allocated()
         with bounded(limit_bytes=512 * MIB, limit_cpu_s=120):
@@ -219,8 +219,11 @@ def test_all_memory_comes_back(codec: str, device: torch.device) -> None:
         return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
     held()
-    first = held()
-    assert [held() for _ in range(20)][-1] == first
+    allocated_bytes, reserved_bytes = held()
+    for _ in range(20):
+        last = held()
+    assert last[0] == allocated_bytes
+    assert last[1] <= reserved_bytes + 64 * MIB
 
 
 def test_small_damage_is_always_told_and_nothing_else_is(codec: str, device: torch.device, in_pieces: None) -> None:
@@ -242,11 +245,10 @@ def test_small_damage_is_always_told_and_nothing_else_is(codec: str, device: tor
     assert_same_bits(load(inner, map_location=HOME), state)
 
 
-def test_nvcomp_never_sees_a_damaged_body(
-    codec: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner = saved({"x": torch.randn(CHUNK // 4, device=device).mul_(0.02)}, codec)
+def test_nvcomp_never_sees_a_damaged_body(codec: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = saved({"x": (torch.arange(CHUNK // 4, device=device) // 7).float()}, codec)
     key, _ = object_of(inner)
+    (entry,) = read_index(inner, key).entries
     calls = []
     real = nvcomp.BatchedCodec.decompress
 
@@ -260,7 +262,7 @@ def test_nvcomp_never_sees_a_damaged_body(
     calls.clear()
     store = FlipStore(inner)
     for _ in range(20):
-        store.flip(key, 8 * 64 + random.randrange(8 * 100_000))
+        store.flip(key, 8 * HEADER_BYTES + random.randrange(8 * entry.header.body_bytes))
         with pytest.raises(tidegate.CorruptCheckpointError, match="digest"):
             load(store, map_location=HOME)
     assert not calls
@@ -269,7 +271,8 @@ def test_nvcomp_never_sees_a_damaged_body(
 @pytest.mark.parametrize("nth", [1, 2, 5, 9])
 def test_a_read_that_fails_ends_the_load(codec: str, device: torch.device, nth: int, in_pieces: None) -> None:
     store = FailOnceStore(saved(mixed_state(device), codec))
-    store.fail("read_into", 3 + nth, StoreIOError("the disk is on fire", errno=5))  # manifest, trailer, index come first
+    num_opening = 3  # manifest, trailer, index
+    store.fail("read_into", num_opening + nth, StoreIOError("the disk is on fire", errno=5))
     with pytest.raises(tidegate.LoadError, match=r"frame of chunk .* on fire"):
         load(store, map_location=HOME)
     assert no_reader_is_left()
@@ -294,21 +297,21 @@ def test_without_the_gpu_codec_the_cpu_decodes(
 
 
 def test_padding_inside_a_body_is_looked_at(
-    encoder: DeviceEncoder, decoder: DeviceDecoder, codec: str, device: torch.device, stream: torch.cuda.Stream
+    encoder: DeviceEncoder, decoder: DeviceDecoder, device: torch.device
 ) -> None:
     """With the whole body on the host, and with no more of it there than its table."""
-    raw = torch.from_numpy(make_chunk("normal", WordType.BF16, CHUNK)).to(device)
-    torch.cuda.synchronize()
-    ticket = encoder.start(raw, WordType.BF16, codec)
-    header, body = ticket.finish()
+    chunk = make_chunk("normal", WordType.BF16, CHUNK)
+    header, body = encode(encoder, chunk, WordType.BF16, device)
     host = body.cpu()
-    ticket.release()
     if header.codec == RAW_CODEC:
         pytest.skip("a raw body has no padding")
     table = parse_body(header, host.numpy())
     ends = table.offsets + table.stored_bytes
     padded = ends[ends % 16 != 0]
-    out = torch.empty_like(raw)
+    if not padded.size:
+        pytest.skip("this codec's blocks need no padding")
+    out = torch.empty(header.raw_bytes, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
     for at in (int(padded[0]), int(padded[-1]) // 16 * 16 + 15):
         changed = host.clone()
         changed[at] = 1
@@ -316,8 +319,8 @@ def test_padding_inside_a_body_is_looked_at(
         for num_bytes in (prefix_bytes(header), header.body_bytes):
             with pytest.raises(CorruptionError, match="padding"):
                 decoder.decode(forged, changed.to(device), changed.numpy()[:num_bytes], out).wait()
-    decoder.decode(header, host.to(device), host.numpy()[: prefix_bytes(header)], out).wait()
-    assert torch.equal(out, raw)
+    decoder.decode(header, body, host.numpy()[: prefix_bytes(header)], out).wait()
+    assert out.cpu().numpy().tobytes() == chunk.tobytes()
 
 
 def test_two_gpus(codec: str) -> None:
