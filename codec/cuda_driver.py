@@ -18,6 +18,7 @@ from .errors import CodecError, CodecUnavailableError
 from .extras import install_hint
 
 _LIBRARY = "libcuda.so.1"
+_SUCCESS, _NOT_READY = 0, 600
 _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_…
 
 _Function: TypeAlias = Callable[..., int]
@@ -67,6 +68,8 @@ class CudaDriver:
         self._pop = _bind(library, "cuCtxPopCurrent_v2", _POINTER)
         self._record = _bind(library, "cuEventRecord", _POINTER, _POINTER)
         self._wait = _bind(library, "cuStreamWaitEvent", _POINTER, _POINTER, _UNSIGNED)
+        self._query = _bind(library, "cuEventQuery", _POINTER)
+        self._elapsed = _bind(library, "cuEventElapsedTime", _POINTER, _POINTER, _POINTER)
         self._memset = _bind(library, "cuMemsetD8Async", _POINTER, ctypes.c_ubyte, _SIZE, _POINTER)
         self._to_host = _bind(library, "cuMemcpyDtoHAsync_v2", _POINTER, _POINTER, _SIZE, _POINTER)
         self._to_device = _bind(library, "cuMemcpyHtoDAsync_v2", _POINTER, _POINTER, _SIZE, _POINTER)
@@ -101,6 +104,19 @@ class CudaDriver:
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for an event. Does not block."""
         self._check("cuStreamWaitEvent", self._wait(stream, event, 0))
+
+    def is_done(self, event: int) -> bool:
+        """Say whether a stream has passed an event."""
+        status = self._query(event)
+        if status not in (_SUCCESS, _NOT_READY):
+            self._fail("cuEventQuery", status)
+        return status == _SUCCESS
+
+    def seconds_between(self, start: int, end: int) -> float:
+        """Return the seconds from one event to another; both must be done, and made for timing."""
+        milliseconds = ctypes.c_float()
+        self._check("cuEventElapsedTime", self._elapsed(ctypes.addressof(milliseconds), start, end))
+        return milliseconds.value / 1e3
 
     def fill(self, target: int, value: int, num_bytes: int, stream: int) -> None:
         """Enqueue setting target[num_bytes] in device memory to one byte."""

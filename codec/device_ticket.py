@@ -80,7 +80,7 @@ class Ticket:
             CodecError: If the ticket is released already.
         """
         slot = self._open_slot()
-        return self._header is not None or bool(slot.finished.query())
+        return self._header is not None or self._kernels.driver.is_done(slot.finished.cuda_event)
 
     def finish(self) -> tuple[FrameHeader, torch.Tensor]:
         """Wait for this chunk, without the GIL. May be called again.
@@ -92,15 +92,21 @@ class Ticket:
         Raises:
             CodecError: If the ticket is released already.
         """
-        slot = self._open_slot()
+        header, _ = self.finish_at()
+        if header.codec == RAW_CODEC:
+            return header, self._raw
+        return header, self._open_slot().frame[HEADER_BYTES : header.frame_bytes]
+
+    def finish_at(self) -> tuple[FrameHeader, int]:
+        """As `finish`, but return the body's address. Gives up the GIL only to wait."""
+        slot, driver = self._open_slot(), self._kernels.driver
         if self._header is None:
-            if not slot.finished.query():  # waiting gives up the GIL, which is not for nothing to be had back
+            # PyTorch's own calls all give up the GIL for a moment, and beside a busy thread that is not had back soon.
+            if not driver.is_done(slot.finished.cuda_event):
                 slot.finished.synchronize()
-            self.encode_s = slot.started.elapsed_time(slot.finished) / 1e3
+            self.encode_s = driver.seconds_between(slot.started.cuda_event, slot.finished.cuda_event)
             self._header = self._read_header(slot)
-        if self._header.codec == RAW_CODEC:
-            return self._header, self._raw
-        return self._header, slot.frame[HEADER_BYTES : self._header.frame_bytes]
+        return self._header, self._raw.data_ptr() if self._header.codec == RAW_CODEC else slot.body
 
     def frame(self, stream: torch.cuda.Stream | int) -> torch.Tensor:
         """Put the whole padded frame together in device memory, by work enqueued on a stream. Does not wait.
@@ -118,6 +124,11 @@ class Ticket:
         Raises:
             CodecError: If the ticket is not finished yet, or released already.
         """
+        header, _ = self.frame_at(stream)
+        return self._open_slot().frame[: header.padded_bytes]
+
+    def frame_at(self, stream: torch.cuda.Stream | int) -> tuple[FrameHeader, int]:
+        """As `frame`, but return the frame's header and its address. Keeps the GIL."""
         slot, header = self._open_slot(), self._header
         if header is None:
             raise CodecError("this ticket is not finished; call finish before frame")
@@ -131,7 +142,7 @@ class Ticket:
                 driver.copy_on_device(slot.body, self._raw.data_ptr(), header.raw_bytes, handle)
             if header.padded_bytes > header.frame_bytes:
                 driver.fill(start + header.frame_bytes, 0, header.padded_bytes - header.frame_bytes, handle)
-        return slot.frame[: header.padded_bytes]
+        return header, start
 
     def release(self, after: torch.cuda.Event | None = None) -> None:
         """Give the slot back. Does not wait; a second call does nothing.

@@ -21,17 +21,19 @@ class HostBuffer:
     Attributes:
         tensor: Shape (capacity,), uint8, on the CPU; page-locked if the pool pins.
         view: The same memory.
+        address: Where it begins.
     """
 
-    __slots__ = ("_pool", "is_pinned", "tensor", "view")
+    __slots__ = ("_pool", "address", "is_pinned", "tensor", "view")
 
     def __init__(self, pool: BufferPool, capacity: int, pin: bool) -> None:
         self._pool = pool
         self.view = aligned_buffer(capacity)
         self.tensor = torch.frombuffer(self.view, dtype=torch.uint8)
+        self.address = self.tensor.data_ptr()
         self.is_pinned = pin
         if pin:
-            _check_cuda(torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), capacity, 0))
+            _check_cuda(torch.cuda.cudart().cudaHostRegister(self.address, capacity, 0))
 
     @property
     def capacity(self) -> int:
@@ -46,7 +48,7 @@ class HostBuffer:
         """Unlock the pages; the memory itself goes with the last reference."""
         if self.is_pinned:
             self.is_pinned = False
-            _check_cuda(torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr()))
+            _check_cuda(torch.cuda.cudart().cudaHostUnregister(self.address))
 
 
 class BufferPool:

@@ -54,6 +54,8 @@ class DeviceLayout:
         self.chunks = tuple(chunks)
         self._starts: dict[int, int] = {}
         self._strided: dict[int, list[tuple[int, int, int, int]]] = {}
+        self._viewed: torch.Tensor | None = None
+        self._views: dict[int, torch.Tensor] = {}
         self.num_bytes = 0
         for chunk in self.chunks:
             self._starts[chunk.index] = self.num_bytes
@@ -61,9 +63,12 @@ class DeviceLayout:
         self._kernels = _kernels(device)
         self._pieces = self._cut(table) if self._kernels is not None else None
 
-    def start(self, chunk: Chunk) -> int:
-        """Where in a snapshot a chunk begins."""
-        return self._starts[chunk.index]
+    def view(self, flat: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        """The part of a snapshot that holds a chunk: shape (chunk.num_bytes,), uint8. Remembered, as slicing is slow."""
+        if self._viewed is not flat:
+            self._viewed = flat
+            self._views = {c.index: flat[self._starts[c.index] :][: c.num_bytes] for c in self.chunks}
+        return self._views[chunk.index]
 
     def copy(self, table: StateTable, chunks: Sequence[Chunk], flat: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Queue the copy of chunks that follow each other here. Does not wait for the device.
@@ -76,11 +81,7 @@ class DeviceLayout:
         """
         if not chunks:
             return
-
-        def place(chunk: Chunk) -> torch.Tensor:
-            return flat[self._starts[chunk.index] :][: chunk.num_bytes]
-
-        self._copy(table, chunks, flat.data_ptr(), stream, place)
+        self._copy(table, chunks, flat.data_ptr(), stream, lambda chunk: self.view(flat, chunk))
 
     def copy_one(self, table: StateTable, chunk: Chunk, out: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Queue the copy of one chunk to `out`, shape (chunk.num_bytes,), uint8; as `copy` otherwise."""

@@ -60,8 +60,8 @@ class CheckpointEngine:
             raise an "error".
         keep_last: How many of the newest checkpoints stay after a commit; None: all.
         keep_every: Steps that are multiples of it stay as well.
-        io: How folders are written: "direct" (past the page cache), "buffered", "gds" (from device memory, by KvikIO), or
-            "auto", which measures once and takes the faster.
+        io: How folders are written: "direct" (past the page cache), "buffered", "gds" (from device memory, by KvikIO),
+            or "auto", which measures once and takes the faster.
 
     Raises:
         ConfigError: An argument is wrong.

@@ -93,7 +93,8 @@ class GpuLane:
         self._copies, self._digests, self._decodes = _streams(device)
         longest = max(item.entry.header.body_bytes for item in items)
         self._slot_bytes = -(-longest // FRAME_ALIGNMENT_BYTES) * FRAME_ALIGNMENT_BYTES
-        self._num_slots_left = max(2, min(_MAX_BODIES, BODIES_BYTES // self._slot_bytes))
+        self._max_slots = max(2, min(_MAX_BODIES, BODIES_BYTES // self._slot_bytes))
+        self._num_slots = 0
         self._decoder = DeviceDecoder(max(item.chunk.num_bytes for item in items), device, self._decodes)
         self._free: SimpleQueue[_Slot | None] = SimpleQueue()
         self._arrived: SimpleQueue[LaneFrame | None] = SimpleQueue()
@@ -184,10 +185,17 @@ class GpuLane:
         return out if out is not None and out.device == self.device else None
 
     def _take_slot(self) -> _Slot | None:
-        if self._free.empty() and self._num_slots_left:
-            self._num_slots_left -= 1
-            with torch.cuda.stream(self._home):
-                return _Slot(torch.empty(self._slot_bytes, dtype=torch.uint8, device=self.device))
+        if self._free.empty() and self._num_slots < self._max_slots:
+            try:
+                with torch.cuda.stream(self._home):
+                    memory = torch.empty(self._slot_bytes, dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError:
+                if not self._num_slots:
+                    raise
+                self._max_slots = self._num_slots  # slower, with those that there are
+            else:
+                self._num_slots += 1
+                return _Slot(memory)
         return self._free.get()
 
     def _guard(self, frame: LaneFrame, work: Callable[..., None], *args: object) -> None:

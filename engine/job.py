@@ -34,7 +34,7 @@ class StagedChunk:
         table: The state that it is part of.
         buffer: Host copy; released by the encoder.
         snapshot: The device snapshot that has it, shape (n,), uint8, CUDA.
-        snapshot_start: Where in that.
+        layout: Where in that.
         ready: The CUDA event after which the bytes are valid.
     """
 
@@ -42,7 +42,7 @@ class StagedChunk:
     table: StateTable
     buffer: HostBuffer | None = None
     snapshot: torch.Tensor | None = None
-    snapshot_start: int = 0
+    layout: DeviceLayout | None = None
     ready: torch.cuda.Event | None = None
 
     @property
@@ -58,10 +58,10 @@ class StagedChunk:
 
     @property
     def device_bytes(self) -> torch.Tensor | None:
-        """The copy in a device snapshot: shape (chunk.num_bytes,), uint8, CUDA. Sliced only when it is needed."""
-        if self.snapshot is None:
+        """The copy in a device snapshot: shape (chunk.num_bytes,), uint8, CUDA."""
+        if self.snapshot is None or self.layout is None:
             return None
-        return self.snapshot[self.snapshot_start : self.snapshot_start + self.chunk.num_bytes]
+        return self.layout.view(self.snapshot, self.chunk)
 
     @property
     def is_live(self) -> bool:

@@ -1,4 +1,4 @@
-"""The plan of the state that was saved last, used again as long as its names, shapes, dtypes and devices are the same."""
+"""The plan of the state that was saved last, used again as long as its names, shapes, dtypes and devices stay."""
 
 from __future__ import annotations
 

@@ -206,19 +206,21 @@ def _lanes(
     items: Sequence[ReadItem], places: Destination, failure: Failure
 ) -> tuple[list[GpuLane], dict[int, GpuLane]]:
     """Make a lane for each GPU that decodes; the second value is the lane of each chunk that is not the CPU's."""
-    if not torch.cuda.is_available():
-        return [], {}
-    from .gpu_lane import GpuLane
-
-    route = _Router()
     by_gpu: dict[torch.device, list[ReadItem]] = {}
+    known: dict[tuple[int, int, torch.device], torch.device | None] = {}
     for item in items:
-        gpu = route(item.entry.header, places.device(item.chunk))
+        header, device = item.entry.header, places.device(item.chunk)
+        key = (header.codec, header.parameter, device)
+        if key not in known:
+            known[key] = _gpu_for(header, device)
+        gpu = known[key]
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(item)
     lanes: list[GpuLane] = []
     lane_of: dict[int, GpuLane] = {}
     for gpu, some in by_gpu.items():
+        from .gpu_lane import GpuLane
+
         lane = GpuLane(gpu, some, places, failure)
         failure.call_when_set(lane.wake)
         lanes.append(lane)
@@ -226,23 +228,16 @@ def _lanes(
     return lanes, lane_of
 
 
-class _Router:
-    """Chooses the GPU that decodes a frame: the one that it goes to, or any for what no CPU decodes."""
+def _gpu_for(header: FrameHeader, device: torch.device) -> torch.device | None:
+    """Choose the GPU that decodes a frame: the one that it goes to, or any for what no CPU decodes; else None.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, torch.device], bool] = {}
+    Does not touch CUDA where neither is the case.
+    """
+    is_gpu_only = needs_gpu(codec_numbered(header.codec, header.codec_version).name)
+    if device.type != "cuda":
+        return torch.device("cuda", torch.cuda.current_device()) if is_gpu_only and torch.cuda.is_available() else None
+    if is_gpu_only:
+        return device  # whose error says what is missing, if anything is
+    from tidegate.codec.device_decode import undecodable_reason
 
-    def __call__(self, header: FrameHeader, device: torch.device) -> torch.device | None:
-        is_gpu_only = needs_gpu(codec_numbered(header.codec, header.codec_version).name)
-        if device.type != "cuda":
-            return torch.device("cuda", torch.cuda.current_device()) if is_gpu_only else None
-        # What no CPU decodes goes to the GPU in any case: its error says what is missing there.
-        return device if is_gpu_only or self._is_decodable(header, device) else None
-
-    def _is_decodable(self, header: FrameHeader, device: torch.device) -> bool:
-        from tidegate.codec.device_decode import undecodable_reason
-
-        key = (header.codec, header.codec_version, header.parameter, device)
-        if key not in self._known:
-            self._known[key] = undecodable_reason(header, device) is None
-        return self._known[key]
+    return device if undecodable_reason(header, device) is None else None

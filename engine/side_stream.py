@@ -16,6 +16,7 @@ from tidegate.codec.device import DeviceEncoder
 from .auto import AutoCodec
 from .budget import ByteBudget
 from .buffers import BufferPool
+from .copy_stream import CopyStream
 from .encode import Room, copied_bytes, output_bytes, read_chunk
 from .job import SaveJob, StagedChunk
 from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
@@ -64,7 +65,7 @@ class SideStreamEncoder:
         self._outputs = outputs
         self._slots = ByteBudget(self.depth, high=1.0, low=1.0)
         with torch.cuda.device(device):
-            self._copy_stream = torch.cuda.Stream(device)
+            self._copies = CopyStream(device, self.depth)
             self._lanes = [self._make_lane(chunk_bytes, num_slots) for _ in range(num_lanes)]
             self._verifier = FrameVerifier(chunk_bytes, device) if verify else None
         self._num_started = 0
@@ -96,11 +97,11 @@ class SideStreamEncoder:
         """Queue the chunk on the next lane. Waits for the GPU only to try codecs on the first chunk of a group."""
         lane = self._next_lane()
         if staged.ready is not None:
-            lane.stream.wait_event(staged.ready)
+            self._copies.let_wait(lane.stream.cuda_stream, staged.ready)
         used_input, raw = self._device_bytes(job, lane, staged)
         codec = self._auto.codec_of(job, staged.chunk, raw, lane.encoder, lane.stream)
         ticket = lane.encoder.start(raw, staged.chunk.word, codec)
-        made = SideStreamTicket(job, staged, room, ticket, raw, self._copy_stream, self._verifier)
+        made = SideStreamTicket(job, staged, room, ticket, raw, self._copies, self._verifier)
         if used_input is not None:
             lane.input_uses[used_input] = made.copied
         return made

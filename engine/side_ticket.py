@@ -15,6 +15,7 @@ from tidegate.storage.base import DeviceBytes
 
 from .budget import ByteBudget
 from .buffers import HostBuffer
+from .copy_stream import CopyStream
 from .encode import EncodedFrame, Room, host_buffer
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
@@ -81,21 +82,20 @@ class SideStreamTicket:
         room: Room,
         ticket: DeviceTicket,
         raw: torch.Tensor,
-        copy_stream: torch.cuda.Stream,
+        copies: CopyStream,
         verifier: FrameVerifier | None,
     ) -> None:
-        self.copied = torch.cuda.Event(blocking=True)
+        self.copied = copies.next_event()
         self._job = job
         self._staged = staged
         self._room = room
         self._ticket = ticket
         self._raw = raw
-        self._copy_stream = copy_stream
+        self._copies = copies
         self._verifier = verifier
         self._start_s = job.timeline.now()
         self._header: FrameHeader | None = None
         self._content: memoryview | DeviceBytes | None = None
-        self._body: torch.Tensor | None = None
         self._copy_start_s = 0.0
         self._failure: BaseException | None = None
         if isinstance(room, DeviceRoom):
@@ -116,10 +116,12 @@ class SideStreamTicket:
                 raise self._failure
             if self._content is None:
                 self._queue_copy()
-            self.copied.synchronize()
+            if not self._copies.is_done(self.copied):
+                self.copied.synchronize()
             self._job.timeline.add(self._staged.chunk.index, "copy", self._copy_start_s)
             if self._verifier is not None:
-                self._verifier.check(self._found_header(), self._found_body(), self._content, self._raw)
+                header, body = self._ticket.finish()
+                self._verifier.check(header, body, self._content, self._raw)
                 if not isinstance(self._room, DeviceRoom):
                     self._ticket.release()
         except BaseException:
@@ -138,25 +140,23 @@ class SideStreamTicket:
 
     def _queue_copy(self) -> None:
         """Wait until the chunk is encoded, and queue the copy of its frame."""
-        header, body = self._ticket.finish()
-        self._header, self._body = header, body
+        header, body = self._ticket.finish_at()
+        self._header = header
         now_s = self._copy_start_s = self._job.timeline.now()
         start_s = max(self._start_s, now_s - self._ticket.encode_s)
         self._job.timeline.add(self._staged.chunk.index, "encode", start_s, now_s)
-        stream = self._copy_stream
+        copies = self._copies
         if isinstance(self._room, DeviceRoom):
-            frame = self._ticket.frame(stream)
-            self.copied.record(stream)
-            self._content = DeviceBytes(frame.data_ptr(), header.padded_bytes, stream.device_index, frame)
+            _, address = self._ticket.frame_at(copies.handle)
+            copies.record(self.copied)
+            self._content = DeviceBytes(address, header.padded_bytes, copies.device_index, self._ticket)
         else:
-            self._content = self._copy_to_host(header, body, host_buffer(self._room), stream)
+            self._content = self._copy_to_host(header, body, host_buffer(self._room))
 
-    def _copy_to_host(
-        self, header: FrameHeader, body: torch.Tensor, output: HostBuffer, stream: torch.cuda.Stream
-    ) -> memoryview:
-        with torch.cuda.stream(stream):
-            output.tensor[HEADER_BYTES : header.frame_bytes].copy_(body, non_blocking=True)
-            self.copied.record(stream)
+    def _copy_to_host(self, header: FrameHeader, body: int, output: HostBuffer) -> memoryview:
+        if header.body_bytes:
+            self._copies.copy_to_host(output.address + HEADER_BYTES, body, header.body_bytes)
+        self._copies.record(self.copied)
         output.view[:HEADER_BYTES] = header.pack()
         output.view[header.frame_bytes : header.padded_bytes] = bytes(header.padded_bytes - header.frame_bytes)
         if self._verifier is None:
@@ -167,8 +167,3 @@ class SideStreamTicket:
         if self._header is None:
             raise InternalError("a frame has no header yet")
         return self._header
-
-    def _found_body(self) -> torch.Tensor:
-        if self._body is None:
-            raise InternalError("a frame has no body yet")
-        return self._body

@@ -231,8 +231,7 @@ def _copy_on_device(job: SaveJob, layout: DeviceLayout, flat: torch.Tensor) -> l
             layout.copy(job.table, part, flat, side)
             ready = torch.cuda.Event()
             ready.record(side)
-            table, start = job.table, layout.start
-            staged += [StagedChunk(c, table, snapshot=flat, snapshot_start=start(c), ready=ready) for c in part]
+            staged += [StagedChunk(c, job.table, snapshot=flat, layout=layout, ready=ready) for c in part]
     training.wait_event(ready)
     job.timeline.add(layout.chunks[0].index, "stage", start_s)
     return staged

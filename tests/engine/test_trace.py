@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def test_a_trace_holds_every_span_once_and_rows_do_not_overlap(tmp_path: Path) -
         rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
     for spans in rows.values():
         spans.sort()
-        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     named = {event["tid"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert named == set(rows)
     assert max(end for spans in rows.values() for _, end in spans) <= report.wall_s * 1e6

@@ -1,31 +1,30 @@
 """How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,codecs,nvcomp,host,copy]`. Prints one line a
-measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes. `--sweep` also
-tries nvCOMP's settings.
+Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,codecs,nvcomp,lanes,host,copy]`. Prints one
+line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes. `lanes`
+is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import torch
 
 from tidegate.codec.availability import device_codecs, unavailable_reason
 from tidegate.codec.device import DEVICE_CODEC_NUMBERS, DeviceDecoder, DeviceEncoder
-from tidegate.codec.device_plan import Batch, lay_out, round_up
+from tidegate.codec.device_plan import lay_out
 from tidegate.codec.device_report import digest_words
 from tidegate.codec.kernels import Kernels, kernels_of
-from tidegate.codec.nvcomp import NvcompBatch, load_nvcomp
-from tidegate.codec.nvcomp_codecs import NvcompCodec, nvcomp_codec
+from tidegate.codec.nvcomp_codecs import nvcomp_codec
 from tidegate.codec.words import WordType
 
 from .check_copies import measure_copies
 from .check_host import measure_host
+from .check_nvcomp import measure_lanes, measure_nvcomp, sweep
 from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, seconds_of, timed
 
-PARTS = ("kernels", "codecs", "nvcomp", "host", "copy")
+PARTS = ("kernels", "codecs", "nvcomp", "lanes", "host", "copy")
 WORDS = (WordType.BF16, WordType.F32, WordType.F64)
 
 
@@ -101,54 +100,6 @@ def measure_codec(
     report(f"decode {codec} {word.name} {label}", CHUNK_BYTES, decodes[2:])
 
 
-def measure_nvcomp(
-    codec: NvcompCodec, word: WordType, stream: torch.cuda.Stream, device: torch.device, label: str
-) -> None:
-    """NvCOMP's own call, on the blocks that our encoder gives it, and nothing else."""
-    kernels, coder = kernels_of(device), load_nvcomp().coder(codec, word)
-    raws = make_chunks(word, device)
-    layout = lay_out(codec.name, word, CHUNK_BYTES, codec.block_bytes)
-    count = layout.num_candidates
-    with torch.cuda.device(device):
-        slot_bytes = round_up(coder.max_output_bytes(codec.block_bytes), 16)
-        temp_bytes = coder.compress_temp_bytes(count, codec.block_bytes)
-    slots = torch.zeros(count * slot_bytes, dtype=torch.uint8, device=device)
-    temp = torch.empty(max(temp_bytes, 16), dtype=torch.uint8, device=device)
-    arrays = torch.zeros(NUM_CHUNKS, 5, count, dtype=torch.int64, device=device)
-    planes = [torch.empty_like(raw) for raw in raws] if layout.num_planes > 1 else raws
-    torch.cuda.synchronize()
-    batches = []
-    for i, raw in enumerate(raws):
-        inputs, input_bytes, outputs, output_bytes, statuses = (row.data_ptr() for row in arrays[i])
-        if layout.num_planes > 1:
-            kernels.split_planes(raw.data_ptr(), planes[i].data_ptr(), layout, rotate=word.is_float)
-        batch = Batch(0, count, 0, layout.num_blocks)
-        places = (inputs, input_bytes, outputs)
-        kernels.lay_out_candidates(planes[i].data_ptr(), layout, batch, slots.data_ptr(), slot_bytes, places)
-        batches.append(
-            NvcompBatch(
-                num_blocks=count,
-                max_block_bytes=layout.max_block_bytes,
-                inputs=inputs,
-                input_bytes=input_bytes,
-                outputs=outputs,
-                output_bytes=output_bytes,
-                statuses=statuses,
-                temp=temp.data_ptr(),
-                temp_bytes=temp_bytes,
-            )
-        )
-    spans = timed(stream, lambda i: coder.compress(batches[i], stream.cuda_stream))
-    given, made = (int(arrays[:, row].sum()) for row in (1, 3))
-    report(
-        f"nvCOMP alone {codec.name} {word.name} {label}",
-        CHUNK_BYTES,
-        spans,
-        given=f"{given / NUM_CHUNKS / CHUNK_BYTES:.2f}",
-        ratio_of_given=f"{given / max(made, 1):.4f}",
-    )
-
-
 def measure_pipelined(codec: str, stream: torch.cuda.Stream, device: torch.device) -> None:
     raws = make_chunks(WordType.BF16, device)
     encoder = DeviceEncoder([codec], CHUNK_BYTES, device, stream)
@@ -167,20 +118,6 @@ def measure_pipelined(codec: str, stream: torch.cuda.Stream, device: torch.devic
     report(f"16 chunks, two slots, wall: {codec} BF16", 16 * CHUNK_BYTES, walls[1:])
 
 
-def sweep(stream: torch.cuda.Stream, device: torch.device) -> None:
-    for word in (WordType.BF16, WordType.F32):
-        for name, sizes in (("zstd", (4, 8, 16, 32, 64)), ("gdeflate", (16, 32, 64)), ("bitcomp", (16, 64, 256, 1024))):
-            for kib in sizes:
-                measure_nvcomp(
-                    dataclasses.replace(nvcomp_codec(name), block_bytes=kib << 10), word, stream, device, f"{kib}K"
-                )
-        for kib in (64, 128, 256, 512, 1024):
-            for tuning in ((0, 0, 0), (0, 1, 0), (16, 1, 0), (16, 2, 0), (0, 1, 2)):
-                options = ("<iiBBB", (0, "type", *tuning))
-                codec = dataclasses.replace(nvcomp_codec("ans"), block_bytes=kib << 10, compress_options=options)
-                measure_nvcomp(codec, word, stream, device, f"{kib}K {tuning}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", action="store_true")
@@ -197,6 +134,9 @@ def main() -> None:
         measure_copies(stream, device)
     if "host" in arguments.only:
         measure_host(available, stream, device)
+    if "lanes" in arguments.only and "ans" in available:
+        for word in (WordType.BF16, WordType.F32):
+            measure_lanes("ans", word, device)
     with torch.cuda.stream(stream), kernels.on(stream):
         if "kernels" in arguments.only:
             measure_kernels(kernels, stream, device)
