@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="+", default=CODECS, help="the fixed codecs; auto is always measured too")
     args = parser.parse_args()
     rates = args.rates or (TINY_RATES_GB_PER_S if args.tiny else RATES_GB_PER_S)
-    training = train("dense-tiny" if args.tiny else "dense", require_cuda(), steps=3 if args.tiny else 30)
+    training = train("dense-tiny" if args.tiny else "large", require_cuda(), steps=3 if args.tiny else 20)
     budget, codecs = TimeBudget(args.seconds), (*args.codecs, AUTO)
     rows: list[Row] = []
     shown: Reports = {}

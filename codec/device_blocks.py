@@ -1,4 +1,4 @@
-"""The blocked body on a CUDA device: planes, nvCOMP, table, gather and digest, in buffers that are allocated once."""
+"""The blocked body on a CUDA device: planes, nvCOMP, table and gather, in buffers that are allocated once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import RAW_CODEC
+from .base import FRAME_ALIGNMENT_BYTES, RAW_CODEC
 from .blocked import MIN_BLOCK_BYTES
-from .device_buffers import Arena as Arena
-from .device_buffers import SharedBuffers
 from .device_plan import (
+    BUFFER_ALIGNMENT_BYTES,
     Batch,
     BlockLayout,
     EncoderMemory,
@@ -23,7 +22,6 @@ from .device_plan import (
     raw_encoder_memory,
     round_up,
 )
-from .device_report import BODY_BYTES_WORD, WORD_BYTES
 from .errors import CodecError, UnknownCodecError
 from .kernels import Kernels
 from .nvcomp import BatchedCodec, NvcompBatch, load_nvcomp
@@ -36,12 +34,52 @@ DEVICE_CODEC_NUMBERS = {"raw": RAW_CODEC, **{name: codec.number for name, codec 
 ADDRESS_ALIGNMENT_BYTES = 16
 """What nvCOMP and the kernels want of every address."""
 
-_CLEARED_BY_GATHER = frozenset({"ans"})
-# Codecs of `clears_outputs` that write nothing behind what they say they wrote (tests/gpu/test_output_slots.py sees to
-# it): the gather clears their slots while it reads them, which saves filling all of them with zeros before.
-
 _MAX_RECIPES = 256
 # Kept per codec: a save has chunks of few lengths, and comes back to them.
+
+
+class Arena:
+    """One allocation, handed out from the front, from a multiple of FRAME_ALIGNMENT_BYTES on."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory[-memory.data_ptr() % FRAME_ALIGNMENT_BYTES :]
+        self._used = 0
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Return the next `num_bytes`, uint8, from a multiple of BUFFER_ALIGNMENT_BYTES on."""
+        start = self._used
+        self._used += round_up(num_bytes, BUFFER_ALIGNMENT_BYTES)
+        return self._memory[start : start + num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBuffers:
+    """Addresses of what all codecs of an encoder share, since one stream runs chunk after chunk.
+
+    The attributes are those of `EncoderMemory`; `arrays` are nvCOMP's inputs, input lengths, outputs, output lengths
+    and statuses.
+    """
+
+    planes: int
+    slots: int
+    temp: int
+    arrays: tuple[int, int, int, int, int]
+    offsets: int
+    constant: int
+
+    @classmethod
+    def take(cls, arena: Arena, memory: EncoderMemory) -> SharedBuffers:
+        """Take them from an arena, which whoever calls keeps alive."""
+        arrays = arena.take(memory.arrays).data_ptr()
+        size = memory.arrays // 5
+        return cls(
+            planes=arena.take(memory.planes).data_ptr(),
+            slots=arena.take(memory.slots).data_ptr(),
+            temp=arena.take(memory.temp).data_ptr(),
+            arrays=(arrays, arrays + size, arrays + 2 * size, arrays + 3 * size, arrays + 4 * size),
+            offsets=arena.take(memory.offsets).data_ptr(),
+            constant=arena.take(memory.constant).data_ptr(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +90,6 @@ class _Recipe:
     coder: BatchedCodec
     slot_bytes: int
     steps: tuple[tuple[Batch, NvcompBatch], ...]
-
-    @property
-    def has_one_batch(self) -> bool:
-        """Whether all blocks are settled, and in their slots, once nvCOMP was called."""
-        return len(self.steps) == 1
 
 
 class BlockEncoder:
@@ -80,7 +113,6 @@ class BlockEncoder:
     ) -> None:
         self._codec = codec
         self._clears_outputs = nvcomp_codec(codec).clears_outputs
-        self._cleared_by_gather = self._clears_outputs and codec in _CLEARED_BY_GATHER
         self._block_bytes = _block_bytes(codec, block_bytes)
         self._kernels = kernels
         self._buffers = buffers
@@ -89,10 +121,8 @@ class BlockEncoder:
         self._coders = {word: (coder, _needs(coder, longest, self._candidates)) for word, coder in _coders(codec)}
         self._recipes: dict[tuple[WordType, int], _Recipe | None] = {}
 
-    def enqueue(
-        self, raw: int, raw_bytes: int, word: WordType, body: int, report: int, body_digest: int, stream: int
-    ) -> bool:
-        """Enqueue all that makes a body and its digest, inside `Kernels.on(stream)`.
+    def enqueue(self, raw: int, raw_bytes: int, word: WordType, body: int, report: int, stream: int) -> bool:
+        """Enqueue all that makes a body, inside `Kernels.on(stream)`.
 
         Args:
             raw: Address of the chunk.
@@ -100,7 +130,6 @@ class BlockEncoder:
             word: What one value is.
             body: Address of raw_bytes, rounded up to 16, for the body.
             report: Address of the report, whose first words tell how long the body became.
-            body_digest: Address of digest_words(raw_bytes) words of it.
             stream: Where it runs.
 
         Returns:
@@ -116,35 +145,21 @@ class BlockEncoder:
             kernels.split_planes(raw, planes, layout, rotate=word.is_float)
         kernels.find_constant_blocks(planes, layout, buffers.constant)
         _, _, _, coded_bytes, statuses = buffers.arrays
-        places = (body, buffers.offsets, planes, buffers.slots.address, recipe.slot_bytes, layout)
         for batch, nvcomp_batch in recipe.steps:
             if batch.count:
                 self._compress(planes, recipe, batch, nvcomp_batch, stream)
             kernels.append_blocks(report, body, buffers.offsets, buffers.constant, coded_bytes, statuses, layout, batch)
-            if not recipe.has_one_batch:
-                kernels.gather_blocks(*places, batch)  # before the next batch takes the slots
-        length_at = report + BODY_BYTES_WORD * WORD_BYTES
-        if not recipe.has_one_batch:
-            kernels.piece_digests(body, raw_bytes, body_digest, length_at=length_at)
-            return True
-        clear = self._cleared_by_gather and layout.num_candidates > 0
-        kernels.gather_and_digest(
-            *places, length_at=length_at, words=body_digest, coded_bytes=coded_bytes, statuses=statuses, clear=clear
-        )
-        if clear:
-            buffers.slots.mark_clear()
+            kernels.gather_blocks(body, buffers.offsets, planes, buffers.slots, recipe.slot_bytes, layout, batch)
         return True
 
     def _compress(self, planes: int, recipe: _Recipe, batch: Batch, nvcomp_batch: NvcompBatch, stream: int) -> None:
-        kernels, slots = self._kernels, self._buffers.slots
-        num_bytes = batch.count * recipe.slot_bytes
+        kernels, buffers = self._kernels, self._buffers
         if self._clears_outputs:
             # nvCOMP's ANS leaves bytes of its output unwritten (6.0.0 does, in most chunks): without this, stale memory
             # would reach the file, and the same chunk would not always give the same frame.
-            slots.clear(kernels.driver, stream)
-        slots.mark_written(num_bytes)
-        arrays = self._buffers.arrays[:3]
-        kernels.lay_out_candidates(planes, recipe.layout, batch, slots.address, recipe.slot_bytes, arrays)
+            kernels.driver.fill(buffers.slots, 0, batch.count * recipe.slot_bytes, stream)
+        arrays = buffers.arrays[:3]
+        kernels.lay_out_candidates(planes, recipe.layout, batch, buffers.slots, recipe.slot_bytes, arrays)
         recipe.coder.compress(nvcomp_batch, stream)
 
     def _recipe(self, word: WordType, raw_bytes: int) -> _Recipe | None:

@@ -1,7 +1,7 @@
 """Encode chunks that lie on a CUDA device into frames, on one stream, in buffers that are allocated once.
 
 The work of a chunk: digest of the chunk; split into planes; which blocks are constant; nvCOMP on the candidates; table
-and offsets; gather and digest of the body; report to the host. All of it is enqueued at once; the host only reads the
+and offsets; gather; digest of the body; report to the host. All of it is enqueued at once; the host only reads the
 report. Planes, nvCOMP's slots and scratch are shared by all slots and codecs, since one stream runs chunk after chunk.
 """
 
@@ -15,10 +15,12 @@ from .base import RAW_CODEC, ZSTD_CODEC
 from .device_blocks import (
     ADDRESS_ALIGNMENT_BYTES,
     DEVICE_CODEC_NUMBERS,
+    Arena,
     BlockEncoder,
+    SharedBuffers,
     memory_of,
 )
-from .device_buffers import Arena, SharedBuffers
+from .device_report import BODY_BYTES_WORD, WORD_BYTES
 from .device_ticket import Slot, Ticket
 from .errors import CodecError
 from .kernels import indexed, kernels_of
@@ -97,9 +99,9 @@ class DeviceEncoder:
             arena = Arena(torch.empty(self.device_bytes, dtype=torch.uint8, device=device))
             frames = [arena.take(memory.frame) for _ in range(num_slots)]
             self._slots = [Slot(frame, arena, memory, chunk_bytes, stream) for frame in frames]
-            self._buffers = SharedBuffers.take(arena, memory)
+            buffers = SharedBuffers.take(arena, memory)
             self._blocks = {
-                codec: BlockEncoder(codec, chunk_bytes, block_bytes, self._kernels, self._buffers)
+                codec: BlockEncoder(codec, chunk_bytes, block_bytes, self._kernels, buffers)
                 for codec in self.codecs
                 if codec != "raw"
             }
@@ -149,9 +151,10 @@ class DeviceEncoder:
             driver.record(slot.started.cuda_event, stream)
             kernels.piece_digests(raw, raw_bytes, slot.raw_digest)
             blocks = self._blocks.get(codec)
-            slot.blocked = blocks is not None and blocks.enqueue(
-                raw, raw_bytes, word, slot.body, slot.report, slot.body_digest, stream
-            )
+            slot.blocked = blocks is not None and blocks.enqueue(raw, raw_bytes, word, slot.body, slot.report, stream)
+            if slot.blocked:
+                length_at = slot.report + BODY_BYTES_WORD * WORD_BYTES
+                kernels.piece_digests(slot.body, raw_bytes, slot.body_digest, length_at=length_at)
             driver.copy_to_host(slot.host_report, slot.report, slot.report_bytes, stream)
             driver.record(slot.finished.cuda_event, stream)
 

@@ -51,33 +51,27 @@ __device__ __forceinline__ u64 multiply_halves(u64 key) { return (key & 0xFFFFFF
 // (four rounds, even and odd accumulator) instead of all with all.
 constexpr u32 kRoundsPerStep = 4;
 
-__device__ __forceinline__ u32 stripe_of(u32 first_round, u32 r, u32 half) {
-  return (first_round + r) * kStripesPerRound + 8 * half + threadIdx.x % 32 / 4;
-}
-
-__device__ __forceinline__ void load_rounds(const u8* piece, u32 first_round, u32 num_stripes,
-                                            uint4 (&held)[kRoundsPerStep][2]) {
+__device__ __forceinline__ void sum_rounds(const u8* piece, u32 first_round, u32 num_stripes, const u64 (&keys)[2][2],
+                                           u64 (*sums)[kLanes]) {
+  const u32 lane = threadIdx.x % 32, pair = lane % 4, row = lane / 4, first_stripe = first_round * kStripesPerRound;
+  uint4 held[kRoundsPerStep][2];
 #pragma unroll
   for (u32 r = 0; r < kRoundsPerStep; ++r) {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
-      const u32 stripe = stripe_of(first_round, r, half);
+      const u32 stripe = first_stripe + r * kStripesPerRound + 8 * half + row;
       if (stripe < num_stripes)
-        held[r][half] = *reinterpret_cast<const uint4*>(piece + stripe * kStripeBytes + threadIdx.x % 4 * 16);
+        held[r][half] = *reinterpret_cast<const uint4*>(piece + stripe * kStripeBytes + pair * 16);
     }
   }
-}
-
-__device__ __forceinline__ void sum_rounds(const uint4 (&held)[kRoundsPerStep][2], u32 first_round, u32 num_stripes,
-                                           const u64 (&keys)[2][2], u64 (*sums)[kLanes]) {
-  const u32 lane = threadIdx.x % 32, pair = lane % 4, row = lane / 4;
   u64 values[2 * kRoundsPerStep];
 #pragma unroll
   for (u32 r = 0; r < kRoundsPerStep; ++r) {
     values[2 * r] = values[2 * r + 1] = 0;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
-      if (stripe_of(first_round, r, half) < num_stripes) {
+      const u32 stripe = first_stripe + r * kStripesPerRound + 8 * half + row;
+      if (stripe < num_stripes) {
         const uint4 q = held[r][half];
         const u64 first = (u64)q.y << 32 | q.x, second = (u64)q.w << 32 | q.z;
         values[2 * r] += second + multiply_halves(first ^ keys[half][0]);
@@ -95,16 +89,6 @@ __device__ __forceinline__ void sum_rounds(const uint4 (&held)[kRoundsPerStep][2
     }
   }
   sums[first_round + row / 2][2 * pair + row % 2] = values[0];
-}
-
-// The parts of the secret that a thread's 16 bytes meet, in the lower and the upper eight stripes of a round.
-__device__ __forceinline__ void load_keys(u64 (&keys)[2][2]) {
-  const u32 first = threadIdx.x % 32 / 4 + 2 * (threadIdx.x % 4);
-#pragma unroll
-  for (u32 half = 0; half < 2; ++half) {
-    keys[half][0] = kSecret[first + 8 * half];
-    keys[half][1] = kSecret[first + 8 * half + 1];
-  }
 }
 
 // Runs on eight threads: the chain of scrambles, the last stripe, and the merge. Thread 0 returns the hash.
@@ -130,8 +114,6 @@ __device__ u64 finish_piece(const u8* piece, u32 length, const u64 (*sums)[kLane
   return hash ^ hash >> 32;
 }
 
-constexpr u32 kRoundsPerWarp = kMaxRounds / (kThreads / 32);
-
 // One thread block a piece of 65,536 bytes. The length is read from `length_at` where that is not null. A last piece of
 // at most 240 bytes is copied to `tail` (256 bytes) for the host to hash. Blocks past the end do nothing.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -141,21 +123,19 @@ piece_digests(const u8* source, const u64* length_at, u64 length, u64* digests, 
   const u64 start = (u64)blockIdx.x * kPieceBytes;
   if (start >= length) return;
   const u8* piece = source + start;
-  const u32 size = (u32)smaller(kPieceBytes, length - start), num_stripes = (size - 1) / kStripeBytes;
+  const u32 size = (u32)smaller(kPieceBytes, length - start);
   if (size <= kShortBytes) {
     if (threadIdx.x < size) tail[threadIdx.x] = piece[threadIdx.x];
     return;
   }
-  u64 keys[2][2];
-  load_keys(keys);
+  const u32 num_stripes = (size - 1) / kStripeBytes, row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+  const u64 keys[2][2] = {{kSecret[row + 2 * pair], kSecret[row + 2 * pair + 1]},
+                          {kSecret[row + 2 * pair + 8], kSecret[row + 2 * pair + 9]}};
+  constexpr u32 kRoundsPerWarp = kMaxRounds / (kThreads / 32);
   const u32 begin = threadIdx.x / 32 * kRoundsPerWarp;
 #pragma unroll
-  for (u32 round = begin; round < begin + kRoundsPerWarp; round += kRoundsPerStep) {
-    if (round * kStripesPerRound >= num_stripes) break;
-    uint4 held[kRoundsPerStep][2];
-    load_rounds(piece, round, num_stripes, held);
-    sum_rounds(held, round, num_stripes, keys, sums);
-  }
+  for (u32 round = begin; round < begin + kRoundsPerWarp; round += kRoundsPerStep)
+    if (round * kStripesPerRound < num_stripes) sum_rounds(piece, round, num_stripes, keys, sums);
   __syncthreads();
   if (threadIdx.x >= kLanes) return;
   const u64 hash = finish_piece(piece, size, sums);

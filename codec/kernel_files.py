@@ -28,12 +28,8 @@ PARAMETERS = {
         "count_failures": "QQQIQ",
     },
     "copy": {"copy_pieces": "QQI"},
-    "gather": {"gather_and_digest": "QQQQIIQQQIIQQIIQQ"},
 }
 """The kernels of each file, with their parameters as `Kernel` wants them."""
-
-_CONTINUED = {"gather": "digest"}
-# Files that go on where another ends.
 
 _OPTIONS = ("--std=c++17",)
 
@@ -53,14 +49,9 @@ def load_kernels(device: torch.device) -> dict[str, Kernel]:
         }
 
 
-def source_of(file: str) -> str:
-    """Return what is compiled for a file of `PARAMETERS`, named without its ending."""
-    source = Path(__file__).with_name(f"{file}.cu").read_text(encoding="utf-8")
-    return source_of(_CONTINUED[file]) + source if file in _CONTINUED else source
-
-
 def _load_file(cupy: ModuleType, file: str, functions: dict[str, str], device: torch.device) -> dict[str, Kernel]:
-    module = cupy.RawModule(code=source_of(file), options=_OPTIONS)
+    source = Path(__file__).with_name(f"{file}.cu").read_text(encoding="utf-8")
+    module = cupy.RawModule(code=source, options=_OPTIONS)
     kernels = {}
     try:
         for name, layout in functions.items():

@@ -168,59 +168,6 @@ class Kernels:
             layout.raw_bytes,
         )
 
-    def gather_and_digest(
-        self,
-        body: int,
-        offsets: int,
-        planes: int,
-        slots: int,
-        slot_bytes: int,
-        layout: BlockLayout,
-        *,
-        length_at: int,
-        words: int,
-        coded_bytes: int,
-        statuses: int,
-        clear: bool,
-    ) -> None:
-        """Do `gather_blocks` and `piece_digests` of the body at once. For a chunk whose blocks are a single batch.
-
-        Args:
-            body: As `append_blocks` left it, which wrote `offsets` too.
-            offsets: Where each block goes.
-            planes: Where the blocks lie that nvCOMP did not make shorter.
-            slots: Where it put the others, `slot_bytes` apart.
-            slot_bytes: Bytes of a slot, a multiple of 16.
-            layout: How the chunk is cut.
-            length_at: As for `piece_digests`; 0 there if the body is not used.
-            words: As for `piece_digests`.
-            coded_bytes: uint64[num_candidates], what nvCOMP says it wrote.
-            statuses: int32[num_candidates]
-            clear: Set to zero what nvCOMP wrote into the slots: as much as it says, all of the slot where it failed.
-        """
-        num_pieces = -(-layout.raw_bytes // PIECE_BYTES)
-        self._launch(
-            "gather_and_digest",
-            num_pieces + (layout.num_candidates if clear else 0),
-            body,
-            length_at,
-            words + TAIL_WORDS * 8,
-            words,
-            num_pieces,
-            layout.num_blocks,
-            offsets,
-            planes,
-            layout.plane_stride,
-            layout.block_bytes,
-            layout.blocks_per_plane,
-            slots,
-            slot_bytes,
-            layout.coded_per_plane,
-            clear,
-            coded_bytes,
-            statuses,
-        )
-
     def place_blocks(self, items: int, num_items: int, max_block_bytes: int) -> None:
         """Restore stored and constant blocks. items: uint64[num_items, 4]: source, target, raw bytes, BlockKind."""
         tiles = -(-max_block_bytes // _TILE_BYTES)

@@ -344,6 +344,18 @@ def test_A23_any_edit_of_a_table_is_refused_or_harmless(draw: st.DataObject) -> 
         made.flatten().tolist()
 
 
+def test_a_part_is_named_by_its_place_in_the_whole() -> None:
+    with pytest.raises(CorruptCheckpointError, match=r"damaged at model\.layers\.1: ") as info:
+        rebuild(["list", 1, ["nonsense"]], [], ".model.layers")
+    assert info.value.fqn == "model.layers.1"
+    assert rebuild(["list", 1], [], ".model") == [1]
+
+
+def test_a_tensor_that_was_not_loaded_stands_nowhere() -> None:
+    with pytest.raises(CorruptCheckpointError, match="tensor 1"):
+        rebuild(["list", ["t", 0], ["t", 1]], [ONE[0], None])
+
+
 def test_fqn_of_a_hostile_skeleton_is_harmless() -> None:
     wild = replace(table(), skeleton={"a": ["dict", 5, [["tuple", {}], ["t", 0]], [1]], "b": ["t", 7], "c": ["t"]})
     assert wild.fqn(0) == "a[({…},)]"

@@ -41,7 +41,8 @@ class DeviceTakingStore(WrappedStore):
     written yet when it is handed over, or is overwritten before its future is done, is stored wrong.
 
     Attributes:
-        num_taken: Appends so far, those from device memory, and all.
+        num_taken: Appends so far.
+        num_from_device: Those of them from device memory.
         fail_at: Which append fails, counted from the next; 0 for none.
         fails_at_once: Whether that one raises, instead of the future that it returns.
     """
@@ -158,9 +159,7 @@ def need_kvikio() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("codec", ["raw", "zstd", "ans", "auto"])
-def test_kvikio_writes_what_our_own_threads_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
-) -> None:
+def test_kvikio_writes_what_our_own_threads_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     need_kvikio()
     skip_unless_it_works(codec)
     num_appended = 0
@@ -284,10 +283,11 @@ def test_every_codec_decodes_before_it_is_written(codec: str, from_device: bool)
     store.close()
 
 
-def flip_on(stream: int, raw: torch.Tensor) -> None:
-    """Change one bit in device memory, in the order of a stream."""
-    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=raw.device)):
-        raw[raw.numel() // 2 :][:1].bitwise_xor_(1)
+def flip(raw: torch.Tensor) -> None:
+    """Change one bit in device memory, after all that is queued there and before all that will be."""
+    torch.cuda.synchronize(raw.device)
+    raw[raw.numel() // 2 :][:1].bitwise_xor_(1)
+    torch.cuda.synchronize(raw.device)
 
 
 @pytest.mark.gpu
@@ -309,9 +309,9 @@ def test_an_encoder_that_codes_other_values_is_caught(
         num_started += 1
         if num_started != 4:
             return start(self, raw, word, codec)
-        flip_on(self._stream, raw)
+        flip(raw)
         ticket = start(self, raw, word, codec)
-        flip_on(self._stream, raw)
+        flip(raw)
         return ticket
 
     monkeypatch.setattr(DeviceEncoder, "start", wrong)
@@ -336,8 +336,7 @@ def test_a_body_that_changes_in_device_memory_is_caught(monkeypatch: pytest.Monk
         if self not in seen:
             seen.append(self)
             if len(seen) == 4:
-                flip_on(torch.cuda.default_stream(body.device).cuda_stream, body)
-                torch.cuda.synchronize(body.device)
+                flip(body)
         return header, body
 
     monkeypatch.setattr(DeviceTicket, "finish", damaging)

@@ -97,6 +97,10 @@ class SmallTraining:
         self.optimizer.step()
         self._cast()
         self.mean.lerp_(x.mean(0), 0.1)
+        self.change_buffers()
+
+    def change_buffers(self) -> None:
+        """Change what the optimizer does not own but the weights: it may change at any time."""
         self.num_seen.add_(16)
         for buffer in self.buffers.values():
             bits = buffer.view(torch.int32 if buffer.itemsize == 4 else torch.int16)

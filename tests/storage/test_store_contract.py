@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.store_contract import StoreContract
+from tests.kit.reads import ReadingStore
 from tests.kit.stores import (
     FailOnceStore,
     FlipStore,
@@ -28,6 +29,7 @@ WRAPPERS: list[Callable[[Store], WrappedStore]] = [
     GateStore,
     FullStore,
     RecordingStore,
+    ReadingStore,
 ]
 
 
