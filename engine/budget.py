@@ -17,12 +17,17 @@ class ByteBudget:
         limit_bytes: The most bytes in flight.
         high: Fraction of the limit above which requests wait.
         low: Fraction of the limit at which they go on.
+        max_count: The most requests in flight, however small; None: as many as there is room for.
     """
 
-    def __init__(self, limit_bytes: int, *, high: float = 0.9, low: float = 0.7) -> None:
+    def __init__(
+        self, limit_bytes: int, *, high: float = 0.9, low: float = 0.7, max_count: int | None = None
+    ) -> None:
         self.limit_bytes = limit_bytes
         self._high_bytes = int(limit_bytes * high)
         self._low_bytes = int(limit_bytes * low)
+        self._max_count = max_count
+        self._count = 0
         self._in_use = 0
         self._peak = 0
         self._throttled = False
@@ -72,6 +77,7 @@ class ByteBudget:
         """Give bytes back."""
         with self._changed:
             self._in_use -= num_bytes
+            self._count -= 1
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -80,6 +86,8 @@ class ByteBudget:
             self._changed.notify_all()
 
     def _take(self, num_bytes: int) -> bool:
+        if self._max_count is not None and self._count >= self._max_count:
+            return False
         if self._in_use:
             if self._throttled and self._in_use > self._low_bytes:
                 return False
@@ -90,5 +98,6 @@ class ByteBudget:
                 return False
         self._throttled = False
         self._in_use += num_bytes
+        self._count += 1
         self._peak = max(self._peak, self._in_use)
         return True

@@ -64,7 +64,7 @@ class DeviceLayout:
         self._pieces = self._cut(table) if self._kernels is not None else None
 
     def view(self, flat: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """The part of a snapshot that holds a chunk: shape (chunk.num_bytes,), uint8. Remembered, as slicing is slow."""
+        """The part of a snapshot that holds a chunk: shape (chunk.num_bytes,), uint8. Remembered: slicing is slow."""
         if self._viewed is not flat:
             self._viewed = flat
             self._views = {c.index: flat[self._starts[c.index] :][: c.num_bytes] for c in self.chunks}

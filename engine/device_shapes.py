@@ -10,14 +10,14 @@ import torch
 from tidegate.codec.errors import CodecUnavailableError
 
 PORTABLE_CODEC = "zstd"
-HOST_CODECS = ("raw", "zstd")
+HOST_CODECS = ("raw", "zstd", "deflate")
 """The codecs that encode on the CPU."""
 
 AUTO_CODECS = ("ans", "zstd", "raw")
 """What `auto` chooses from on a GPU, as far as it works there. The first is for chunks of which nothing is known."""
 
-_CHUNKS_TO_VERIFY = 6
-"""Decoding takes a chunk of output, one of planes and, of nvCOMP's Zstd, 3.1 times as much for scratch."""
+_CHUNKS_TO_VERIFY = 7
+"""Decoding takes a chunk of output, one of planes and, of nvCOMP's Zstd, 3.1 for scratch; comparing takes one more."""
 
 _LANES_AND_SLOTS = ((2, 2), (1, 3), (1, 2), (1, 1))
 
@@ -44,44 +44,52 @@ def host_codec_name(codec: str) -> str:
     return codec if codec in HOST_CODECS else PORTABLE_CODEC
 
 
-def device_codecs_of(codec: str, device: torch.device) -> tuple[str, ...]:
-    """Return the codecs that a device would use for what the user asked for; empty where none works.
+def device_codecs_of(
+    codec: str, chunk_bytes: int, device: torch.device, room_bytes: int
+) -> tuple[tuple[str, ...], str]:
+    """Find the codecs that a device can use for what the user asked for.
 
-    The first call compiles kernels and tries each codec: about a second.
+    The first call compiles kernels and tries each codec: about a second, and as much memory as the codec takes. So a
+    codec for which there is no room is not tried.
+
+    Returns:
+        Their names, and, where there are none, why.
     """
     from tidegate.codec.availability import unavailable_reason
+    from tidegate.codec.device import device_encoder_bytes
 
     names = AUTO_CODECS if codec == "auto" else (codec,)
-    return tuple(name for name in names if unavailable_reason(name, device) is None)
+    found, reasons = [], []
+    for name in names:
+        try:
+            fits = device_encoder_bytes((name,), chunk_bytes, 1, device=device) + chunk_bytes <= room_bytes
+        except CodecUnavailableError as exc:
+            reasons.append(str(exc))
+            continue
+        reason = unavailable_reason(name, device) if fits else f"{device} has no room for the {name} encoder"
+        if reason is None:
+            found.append(name)
+        else:
+            reasons.append(reason)
+    return tuple(found), "" if found else reasons[0]
 
 
-def unusable_reason(codec: str, device: torch.device) -> str | None:
-    """Return why a device cannot encode what the user asked for, or None if it can."""
-    from tidegate.codec.availability import unavailable_reason
-
-    if device_codecs_of(codec, device):
-        return None
-    return unavailable_reason(PORTABLE_CODEC if codec == "auto" else codec, device)
-
-
-def device_shapes(codec: str, chunk_bytes: int, device: torch.device, *, verify: bool) -> Iterator[DeviceShape]:
+def device_shapes(
+    codecs: tuple[str, ...], chunk_bytes: int, device: torch.device, *, verify: bool
+) -> Iterator[DeviceShape]:
     """Yield the shapes for a device, largest first: fewer lanes and slots first, then fewer codecs.
 
     Args:
-        codec: As the user asked.
+        codecs: Those of `device_codecs_of`.
         chunk_bytes: The longest chunk.
         device: A CUDA device.
         verify: Whether frames are decoded again there.
     """
     from tidegate.codec.device import device_encoder_bytes
 
-    codecs = device_codecs_of(codec, device)
     while codecs:
         for num_lanes, num_slots in _LANES_AND_SLOTS:
-            try:
-                lane_bytes = device_encoder_bytes(codecs, chunk_bytes, num_slots, device=device)
-            except CodecUnavailableError:
-                return
+            lane_bytes = device_encoder_bytes(codecs, chunk_bytes, num_slots, device=device)
             num_bytes = num_lanes * (lane_bytes + num_slots * chunk_bytes) + verify * _CHUNKS_TO_VERIFY * chunk_bytes
             yield DeviceShape(codecs, num_lanes, num_slots, num_bytes)
         # Zstd's scratch is by far the largest: without it there may be room.

@@ -72,11 +72,13 @@ class HostShares:
         chunk_bytes: The option, made smaller where the budget would not hold enough chunks of it.
         staging_bytes: For chunks that are copied at the call.
         output_bytes: For frames being encoded or written.
+        num_outputs: How many of those there may be, however small.
     """
 
     chunk_bytes: int
     staging_bytes: int
     output_bytes: int
+    num_outputs: int
 
 
 def split_host_budget(options: Options) -> HostShares:
@@ -90,7 +92,8 @@ def split_host_budget(options: Options) -> HostShares:
     largest = int(budget_bytes * high) // (num_outputs + _NUM_STAGED) - frame_bound_bytes(0)
     chunk_bytes = min(options.chunk_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))
     output_bytes = int(num_outputs * frame_bound_bytes(chunk_bytes) / high) + 1
-    return HostShares(chunk_bytes, max(budget_bytes - output_bytes, frame_bound_bytes(chunk_bytes)), output_bytes)
+    staging_bytes = max(budget_bytes - output_bytes, frame_bound_bytes(chunk_bytes))
+    return HostShares(chunk_bytes, staging_bytes, output_bytes, num_outputs)
 
 
 def available_host_bytes() -> int:

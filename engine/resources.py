@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,7 @@ from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
-from .device_shapes import DeviceShape, device_shapes, host_codec_name, unusable_reason
+from .device_shapes import DeviceShape, device_codecs_of, device_shapes, host_codec_name
 from .encode import ChunkEncoder, HostEncoder
 from .errors import CodecUnavailableError
 from .job import SaveJob, StagedChunk
@@ -43,7 +42,8 @@ class Resources:
         unit_bytes = frame_bound_bytes(shares.chunk_bytes)
         high, low = options.watermarks
         self.staging = BufferPool(ByteBudget(shares.staging_bytes, high=high, low=low), unit_bytes)
-        self.outputs = BufferPool(ByteBudget(shares.output_bytes, high=high, low=low), unit_bytes)
+        outputs = ByteBudget(shares.output_bytes, high=high, low=low, max_count=shares.num_outputs)
+        self.outputs = BufferPool(outputs, unit_bytes)
         if options.codec != "auto":
             _require_encoder(options.codec)
         self._device_encoders: dict[torch.device, SideStreamEncoder | None] = {}
@@ -106,14 +106,21 @@ class Resources:
         budget_bytes = self.options.device_budget_bytes
         if budget_bytes is None or not torch.cuda.is_available():
             return budget_bytes
-        for shape in self._shapes(torch.device("cuda")):
-            if shape.num_bytes <= budget_bytes:
-                return budget_bytes - shape.num_bytes
-        return budget_bytes  # it will be encoded on the CPU
+        shapes, _ = self._shapes(torch.device("cuda"))
+        encoder_bytes = next((shape.num_bytes for shape in shapes), 0)  # none: it will be encoded on the CPU
+        return budget_bytes - encoder_bytes
 
-    def _shapes(self, device: torch.device) -> Iterator[DeviceShape]:
+    def _shapes(self, device: torch.device) -> tuple[list[DeviceShape], str]:
+        """The encoders that a device has room for now, largest first, and, where there are none, why."""
+        free_bytes = torch.cuda.mem_get_info(device)[0]
+        budget_bytes = self.options.device_budget_bytes
+        room_bytes = max(0, free_bytes - headroom_bytes(device)) if budget_bytes is None else budget_bytes
+        room_bytes = min(room_bytes, free_bytes)
+        codecs, reason = device_codecs_of(self.options.codec, self.chunk_bytes, device, room_bytes)
         verify = self.options.verify == "decode"
-        return device_shapes(self.options.codec, self.chunk_bytes, device, verify=verify)
+        shapes = device_shapes(codecs, self.chunk_bytes, device, verify=verify)
+        fitting = [shape for shape in shapes if shape.num_bytes <= room_bytes]
+        return fitting, reason or f"{device} has no room for the {self.options.codec} encoder"
 
     def _device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
         if device not in self._device_encoders:
@@ -123,18 +130,8 @@ class Resources:
     def _make_device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
         from .side_stream import SideStreamEncoder
 
-        reason = unusable_reason(self.options.codec, device)
-        if reason is not None:
-            job.notes.append(f"encoded on the CPU: {reason}")
-            return None
-        free_bytes = torch.cuda.mem_get_info(device)[0]
-        room_bytes = self.options.device_budget_bytes
-        if room_bytes is None:
-            room_bytes = max(0, free_bytes - headroom_bytes(device))
-        room_bytes = min(room_bytes, free_bytes)
-        for shape in self._shapes(device):
-            if shape.num_bytes > room_bytes:
-                continue
+        shapes, reason = self._shapes(device)
+        for shape in shapes:
             try:
                 return SideStreamEncoder(
                     shape.codecs, self.chunk_bytes, device, self.outputs,
@@ -142,7 +139,7 @@ class Resources:
                 )  # fmt: skip
             except torch.OutOfMemoryError:
                 continue
-        job.notes.append(f"{device} has no room for the {self.options.codec} encoder: encoded on the CPU")
+        job.notes.append(f"encoded on the CPU: {reason}")
         return None
 
 

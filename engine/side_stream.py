@@ -18,6 +18,7 @@ from .budget import ByteBudget
 from .buffers import BufferPool
 from .copy_stream import CopyStream
 from .encode import Room, copied_bytes, output_bytes, read_chunk
+from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
 
@@ -112,11 +113,12 @@ class SideStreamEncoder:
 
     def _next_lane(self) -> _Lane:
         """The lanes in turn; one whose frames are still being written from its slots is passed over."""
-        while True:
+        for _ in self._lanes:
             self._num_started += 1
             lane = self._lanes[self._num_started % len(self._lanes)]
             if lane.encoder.num_free:
                 return lane
+        raise InternalError(f"a chunk was started while all {self.depth} slots of {self.device} are taken")
 
     def _make_lane(self, chunk_bytes: int, num_slots: int) -> _Lane:
         stream = torch.cuda.Stream(self.device)

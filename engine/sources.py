@@ -104,7 +104,7 @@ class ExtentSource:
                 self._gather(out, offset, end, non_blocking)
 
     def is_whole(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the extent is just its owner's elements in a row, of this dtype and on this device.
+        """Whether the extent is just its owner's elements in a row, of this dtype and on this device, and still is.
 
         Not for complex32, which few operators take, and not where the elements are not the stored bytes.
         """
@@ -116,6 +116,7 @@ class ExtentSource:
             and self.packing is None
             and owner.is_contiguous()
             and not (owner.is_conj() or owner.is_neg())
+            and owner.data_ptr() == self.storage.data_ptr() + self.start_bytes
         )
 
     def versions(self) -> tuple[int, ...]:

@@ -101,3 +101,13 @@ def test_idle_buffers_of_other_sizes_make_room() -> None:
         assert buffer is not None
         buffer.release()
     pool.trim()
+
+
+def test_a_count_bounds_what_is_in_flight_however_small() -> None:
+    budget = ByteBudget(1000, high=1.0, low=1.0, max_count=2)
+    assert budget.try_acquire(1)
+    assert budget.try_acquire(1)
+    assert not budget.try_acquire(1)
+    budget.release(1)
+    assert budget.try_acquire(1)
+    assert budget.in_use_bytes == 2
