@@ -190,7 +190,8 @@ def measure(state: State, codecs: Sequence[str], folder: Path, is_tiny: bool, bu
 def main() -> None:
     """Make a state, take turns, write the results after every case."""
     args = arguments(__doc__).parse_args()
-    device, codecs = ("cuda", ("ans", "ans", "auto")) if torch.cuda.is_available() else ("cpu", ("zstd", "zstd", "auto"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    codecs = ("ans", "ans", "auto") if device == "cuda" else ("zstd", "zstd", "auto")
     num_bytes = 8 << 20 if args.tiny else 4 << 30 if device == "cuda" else 1 << 29
     state = normal_state(num_bytes, 32, device)
     say(f"a state of {num_bytes_of(state) / 1e9:.2f} GB in {len(tensors_of(state))} tensors on {device}")

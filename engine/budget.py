@@ -31,6 +31,7 @@ class ByteBudget:
         self._in_use = 0
         self._peak = 0
         self._throttled = False
+        self._is_waiting = False
         self._num_throttles = 0
         # Re-entrant, so that a save from a signal handler cannot deadlock on its own thread.
         self._changed = threading.Condition(threading.RLock())
@@ -42,7 +43,7 @@ class ByteBudget:
 
     @property
     def num_throttles(self) -> int:
-        """How often the high watermark has made a request wait."""
+        """How often a request has had to wait: for the low watermark, or for one of those in flight to end."""
         return self._num_throttles
 
     def take_peak(self) -> int:
@@ -86,18 +87,23 @@ class ByteBudget:
             self._changed.notify_all()
 
     def _take(self, num_bytes: int) -> bool:
-        if self._max_count is not None and self._count >= self._max_count:
+        if self._must_wait(num_bytes):
+            if not self._is_waiting:
+                self._num_throttles += 1
+            self._is_waiting = True
             return False
-        if self._in_use:
-            if self._throttled and self._in_use > self._low_bytes:
-                return False
-            if self._in_use + num_bytes > self._high_bytes:
-                if not self._throttled:
-                    self._num_throttles += 1
-                self._throttled = True
-                return False
-        self._throttled = False
+        self._is_waiting = self._throttled = False
         self._in_use += num_bytes
         self._count += 1
         self._peak = max(self._peak, self._in_use)
         return True
+
+    def _must_wait(self, num_bytes: int) -> bool:
+        if not self._in_use:
+            return False
+        if self._max_count is not None and self._count >= self._max_count:
+            return True
+        if self._throttled and self._in_use > self._low_bytes:
+            return True
+        self._throttled = self._in_use + num_bytes > self._high_bytes
+        return self._throttled

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Group = tuple[str, str, str]
 """Device, word type and role."""
@@ -59,7 +60,7 @@ def assign(chunks: Sequence[Sequence[Option]], store_bytes_per_s: float) -> list
     write_s = sum(hull[0].stored_bytes for hull in hulls) / store_bytes_per_s
     steps = []
     for i, hull in enumerate(hulls):
-        for k, (before, after) in enumerate(zip(hull, hull[1:], strict=False)):
+        for k, (before, after) in enumerate(pairwise(hull)):
             gain = (before.stored_bytes - after.stored_bytes) / max(after.encode_s - before.encode_s, 1e-12)
             # Equal chunks are spread evenly over the save, so that both stages stay busy from its start to its end.
             steps.append((-gain, k, i * _GOLDEN % 1.0, i))

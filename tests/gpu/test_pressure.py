@@ -93,7 +93,7 @@ def test_a_slow_store_and_a_small_host_budget(where: str, snapshot: SnapshotMode
         report = future.result(TIMEOUT_S)
         assert 0 < report.peak_host_bytes <= budget_bytes
         assert num_throttles(engine) > 0
-        assert report.wall_s >= 24e6 / 100e6, "the store was slow"
+        assert report.wall_s >= 0.95 * report.raw_bytes / 100e6, "the store was slow"
         assert_same_bits(engine.load(map_location=HOME), expected)
     store.close()
 
