@@ -37,6 +37,10 @@ class Failure:
         """Have `wake` called once something went wrong, by any thread. Not to be called after that."""
         self._wakers.append(wake)
 
+    def forget(self) -> None:
+        """Let go of who would be called: they know this object too, and hold memory of GPUs."""
+        self._wakers.clear()
+
     def note(self, exc: Exception, item: ReadItem | None = None) -> None:
         """Keep an error, as one of the public API, if it is the first.
 

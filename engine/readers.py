@@ -107,6 +107,7 @@ class _Crew:
             workers.close()
             self._synchronize()
             self._pool.trim()
+            self._failure.forget()
         self._failure.raise_first()
 
     def _host_pool(self) -> BufferPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import dataclasses
 import threading
 
@@ -298,6 +299,7 @@ def test_encoding_takes_no_memory_beyond_the_encoder(
     codec: str, device: torch.device, stream: torch.cuda.Stream
 ) -> None:
     expected = device_encoder_bytes([codec], 1 << 20, 3, device=device)
+    gc.collect()  # what earlier tests have left would be freed in between
     before = torch.cuda.memory_allocated(device)
     encoder = DeviceEncoder([codec], 1 << 20, device, stream, num_slots=3)
     assert encoder.device_bytes == expected
