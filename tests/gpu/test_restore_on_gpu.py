@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import dataclasses
+import gc
 import random
 import threading
 from pathlib import Path
