@@ -41,6 +41,9 @@ def chunks() -> Iterator[tuple[str, str, WordType, Octets]]:
     for word in WordType:
         name = f"zstd-{word.name.lower()}"
         yield name, "zstd", word, CONTENTS["zero-runs"](word, 2400 // word.itemsize, rng)
+    for word in (WordType.U8, WordType.BF16, WordType.F32, WordType.F64):
+        name = f"deflate-{word.name.lower()}"
+        yield name, "deflate", word, CONTENTS["zero-runs"](word, 2400 // word.itemsize, rng)
 
 
 def encoded(codec: str, word: WordType, raw: Octets) -> bytes:
