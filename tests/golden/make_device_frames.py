@@ -32,8 +32,8 @@ def chunks() -> Iterator[tuple[str, WordType, Octets]]:
     """Name, word type and bytes of what every codec encodes."""
     rng = np.random.default_rng(2026)
     for word in WORDS:
-        values = np.concatenate([CONTENTS[name](word, 3000, rng) for name in ("normal-floats", "zero-runs", "nan-payloads")])
-        yield word.name.lower(), word, values
+        parts = [CONTENTS[name](word, 3000, rng) for name in ("normal-floats", "zero-runs", "nan-payloads")]
+        yield word.name.lower(), word, np.concatenate(parts)
 
 
 def main() -> None:
