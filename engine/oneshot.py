@@ -9,6 +9,7 @@ from tidegate.storage.base import Store
 from tidegate.storage.open import open_store
 
 from .container import read_index
+from .device_shapes import PORTABLE_CODEC
 from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, CorruptCheckpointError
 from .job import SaveJob
 from .manifest import parse_manifest
@@ -23,7 +24,6 @@ from .state import describe
 from .translate import load_error, save_error
 
 _NO_STEP = -1
-_PORTABLE_CODEC = "zstd"
 
 
 def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "auto") -> SaveReport:
@@ -44,7 +44,7 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
         UnsupportedStateError: A leaf cannot be saved; nothing was written.
         SaveError: Nothing was replaced.
     """
-    options = Options(codec=_PORTABLE_CODEC if codec == "auto" else codec)
+    options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec)
     table = describe(state)
     resources = Resources(options)
     try:
