@@ -32,7 +32,7 @@ class MemoryStore:
 
     def create(self, key: str, *, size_hint_bytes: int = 0, replace: bool = False) -> ObjectWriter:
         """Start a new object; see `Store.create`."""
-        return MemoryWriter(self._table, key, self._table.begin(key, bytearray()), replace)
+        return MemoryWriter(self._table, key, bytearray(), replace)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on; see `Store.read_into`."""
@@ -83,10 +83,10 @@ class MemoryStore:
 class MemoryWriter:
     """One object being written to a MemoryStore. Made by `MemoryStore.create`; see `ObjectWriter`."""
 
-    def __init__(self, table: ObjectTable, key: str, partial_key: str, replace: bool) -> None:
+    def __init__(self, table: ObjectTable, key: str, content: bytearray | None, replace: bool) -> None:
         self._table = table
         self._key = key
-        self._partial_key = partial_key
+        self._partial_key = table.begin(key, content)
         self._replace = replace
         self._is_over = False
         self._is_sealed = False
@@ -112,6 +112,15 @@ class MemoryWriter:
         """Make the object visible; see `ObjectWriter.seal`."""
         self._check_open()
         self._is_over = True
+        self._publish()
+
+    def abort(self) -> None:
+        """Drop the object; see `ObjectWriter.abort`."""
+        self._is_over = True
+        if not self._is_sealed:
+            self._table.delete(self._partial_key)
+
+    def _publish(self) -> None:
         if self._error is None:
             try:
                 self._table.publish(self._partial_key, self._key, replace=self._replace)
@@ -120,12 +129,6 @@ class MemoryWriter:
         if self._error is not None:
             raise self._error
         self._is_sealed = True
-
-    def abort(self) -> None:
-        """Drop the object; see `ObjectWriter.abort`."""
-        self._is_over = True
-        if not self._is_sealed:
-            self._table.delete(self._partial_key)
 
     def _check_open(self) -> None:
         if self._is_over:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 
 from .base import DeviceBytes
 from .errors import ObjectNotFoundError, StorageError
-from .memory import MemoryStore
+from .memory import MemoryStore, MemoryWriter
 from .object_table import ObjectTable
 from .pacer import Pacer
 
@@ -85,19 +85,13 @@ class SinkStore(MemoryStore):
             self.busy_s += num_bytes / self._bytes_per_s
 
 
-class SinkWriter:
+class SinkWriter(MemoryWriter):
     """One object being taken. Made by `SinkStore.create`; see `ObjectWriter`."""
 
     def __init__(self, store: SinkStore, table: ObjectTable, pacer: Pacer | None, key: str, replace: bool) -> None:
+        super().__init__(table, key, None, replace)
         self._store = store
-        self._table = table
         self._pacer = pacer
-        self._key = key
-        self._partial_key = table.begin(key, None)
-        self._replace = replace
-        self._is_over = False
-        self._is_sealed = False
-        self._error: StorageError | None = None
         self._queued: set[Future[None]] = set()  # not yet taken
         self._futures: list[Future[None]] = []  # those, and some that are done
         self._lock = threading.Lock()
@@ -113,14 +107,7 @@ class SinkWriter:
             self._is_over = True
             futures = list(self._futures)
         wait(futures)
-        if self._error is None:
-            try:
-                self._table.publish(self._partial_key, self._key, replace=self._replace)
-            except StorageError as exc:
-                self._error = exc
-        if self._error is not None:
-            raise self._error
-        self._is_sealed = True
+        self._publish()
 
     def abort(self) -> None:
         """Forget the object; see `ObjectWriter.abort`. What is queued fails at once, but its time stays taken."""
@@ -166,10 +153,6 @@ class SinkWriter:
         with contextlib.suppress(ObjectNotFoundError):  # aborted since
             self._table.grow(self._partial_key, num_bytes)
         future.set_result(None)
-
-    def _check_open(self) -> None:
-        if self._is_over:
-            raise self._error or StorageError(f"{self._key} was sealed already", key=self._key)
 
 
 class SinkDeviceWriter(SinkWriter):
