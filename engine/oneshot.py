@@ -97,12 +97,7 @@ def load(
         CorruptCheckpointError: The file is damaged, or no tidegate file.
         LoadError: It cannot be read, `into` does not fit, or there is no such part.
     """
-    if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
-        path = Path(path_or_url)
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine(…).load()")
-        if not path.exists():
-            raise CheckpointNotFoundError(f"there is no file {path}")
+    _check_is_file(path_or_url)
     try:
         store, key = _open(path_or_url)
         try:
@@ -123,6 +118,15 @@ def load(
         raise
     except Exception as exc:
         raise load_error(exc, f"loading {path_or_url}", stage="open") from exc
+
+
+def _check_is_file(path_or_url: str | os.PathLike[str]) -> None:
+    if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
+        path = Path(path_or_url)
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine(…).load()")
+        if not path.exists():
+            raise CheckpointNotFoundError(f"there is no file {path}")
 
 
 def _open(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
