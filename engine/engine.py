@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import threading
 import time
@@ -20,7 +19,8 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.open import open_store
 from tidegate.storage.output_file import IOMode
 
-from .commit import MAX_STEP, committed_steps
+from .checkpoint_id import checked_step
+from .commit import committed_steps
 from .device_layout import LayoutCache
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
@@ -139,7 +139,7 @@ class CheckpointEngine:
         """
         start_s = time.perf_counter()
         self._check_usable()
-        step = _checked_step(step)
+        step = checked_step(step)
         metadata = _checked_metadata(metadata)
         self._check_not_inside_save()
         if self._driver.is_busy and self._options.on_busy != "wait":
@@ -194,7 +194,7 @@ class CheckpointEngine:
         """
         if step == "latest":
             return load_latest(self._store, map_location=map_location, into=into, part=part)
-        return load_step(self._store, _checked_step(step), map_location=map_location, into=into, part=part)
+        return load_step(self._store, checked_step(step), map_location=map_location, into=into, part=part)
 
     def steps(self) -> list[int]:
         """List the committed steps in ascending order. Blocks for a look at the store."""
@@ -318,16 +318,6 @@ class CheckpointEngine:
             raise ConfigError("this engine is closed; make a new CheckpointEngine")
         if self._pid != os.getpid():
             raise ConfigError("this engine was made before a fork; its threads are not here, make a new one")
-
-
-def _checked_step(step: int) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        raise ConfigError(f"step is {step!r}; give a whole number") from None
-    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
-        raise ConfigError(f"step is {step!r}; give a whole number from 0 to {MAX_STEP:,}")
-    return number
 
 
 def _checked_metadata(metadata: Mapping[str, JSON] | None) -> Mapping[str, JSON]:

@@ -111,7 +111,7 @@ def open_checkpoint(store: Store, record: CommitRecord) -> tuple[Manifest, LoadP
     """
     key = record.manifest_key
     try:
-        manifest = parse_manifest(_read_manifest(store, record), key)
+        manifest = parse_manifest(read_manifest(store, record), key)
         if manifest.step != record.step or manifest.attempt != record.attempt:
             raise CorruptCheckpointError(f"{key} belongs to another checkpoint", key=key, stage="open")
         indexes = []
@@ -134,7 +134,8 @@ def open_checkpoint(store: Store, record: CommitRecord) -> tuple[Manifest, LoadP
     return manifest, plan_load(manifest, indexes)
 
 
-def _read_manifest(store: Store, record: CommitRecord) -> bytes:
+def read_manifest(store: Store, record: CommitRecord) -> bytes:
+    """Read a commit's manifest, and check that it is the one. Blocks."""
     key = record.manifest_key
     num_bytes = store.stat(key).num_bytes
     if num_bytes != record.manifest_bytes or num_bytes > _MAX_MANIFEST_BYTES:

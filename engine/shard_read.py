@@ -1,0 +1,136 @@
+"""Read parts of tensors out of the objects of the ranks that hold them."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tidegate.storage.base import Store
+
+from .boxes import Box, Boxes, BoxRequest
+from .errors import LoadError
+from .parts import Part, tensors_in
+from .places import Places
+from .rank_object import RankObject, open_rank_object
+from .readers import read_frames
+from .rebuild import rebuild
+from .shard_map import Offsets, object_name, shard_name
+from .sharded_manifest import ShardedManifest
+
+_NUM_THREADS = max(2, min(8, os.cpu_count() or 2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardRead:
+    """A part of a shard that is wanted.
+
+    Attributes:
+        name: The tensor's name.
+        offsets: Where the shard begins in the tensor.
+        box: The part, relative to the shard.
+        target: Where it goes: a tensor of the box's shape, without autograd.
+    """
+
+    name: str
+    offsets: Offsets
+    box: Box
+    target: torch.Tensor
+
+
+class ShardReader:
+    """Reads from one checkpoint. Opens the object of a rank when something of it is asked for.
+
+    Args:
+        store: Where it is.
+        manifest: What it holds.
+    """
+
+    def __init__(self, store: Store, manifest: ShardedManifest) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._opened: dict[int, RankObject] = {}
+        self._rank_of = {name: layout for name, _, layout in manifest.shards.tensors()}
+        self._places: dict[int, dict[Offsets, int]] = {}
+
+    def read_tensors(self, reads: Sequence[ShardRead]) -> None:
+        """Fill the targets. Blocks. Of each frame that is needed, only one read is made here.
+
+        Raises:
+            LoadError, StorageError: Targets may be half filled then.
+        """
+        by_rank: dict[int, list[ShardRead]] = defaultdict(list)
+        for read in reads:
+            by_rank[self._rank(read.name, read.offsets)].append(read)
+        for rank in sorted(by_rank):
+            self._read_from(rank, by_rank[rank])
+
+    def read_values(self, names: Iterable[str]) -> Mapping[str, object]:
+        """Return values that are no tensors, by name. Blocks. Raises as above."""
+        by_rank: dict[int, list[str]] = defaultdict(list)
+        for name in names:
+            rank = self._manifest.shards.objects.get(name)
+            if rank is None:
+                raise LoadError(f"there is no value {name!r} in the checkpoint", stage="open", fqn=name)
+            by_rank[rank].append(name)
+        found: dict[str, object] = {}
+        for rank in sorted(by_rank):
+            found.update(self._values_from(rank, by_rank[rank]))
+        return found
+
+    def _read_from(self, rank: int, reads: Sequence[ShardRead]) -> None:
+        opened, key = self._open(rank), self._manifest.objects[rank].key
+        requests = [
+            BoxRequest(opened.tensor_index(shard_name(read.name, read.offsets), key), read.box, read.target)
+            for read in reads
+        ]
+        for request, read in zip(requests, reads, strict=True):
+            _check_fits(request, read, opened)
+        boxes = Boxes(opened.table, requests)
+        read_frames(self._store, opened.table, boxes.needed(opened.plan.items), boxes, num_threads=_NUM_THREADS)
+        boxes.finish()
+
+    def _values_from(self, rank: int, names: Sequence[str]) -> dict[str, object]:
+        opened = self._open(rank)
+        parts = {name: Part(name, "", opened.nodes.get(object_name(name))) for name in names}
+        table = opened.table
+        wanted = [index for index in tensors_in(parts.values()) if index < len(table.tensor_spec)]
+        places = Places(table, wanted, [None] * len(table.tensor_spec), None)
+        read_frames(self._store, table, places.needed(opened.plan.items), places, num_threads=_NUM_THREADS)
+        tensors = places.finish()
+        return {name: rebuild(part.node, tensors, f".{name}") for name, part in parts.items()}
+
+    def _rank(self, name: str, offsets: Offsets) -> int:
+        layout = self._rank_of.get(name)
+        if layout is not None:
+            places = self._places.get(id(layout))
+            if places is None:
+                places = self._places[id(layout)] = dict(zip(layout.offsets, layout.ranks, strict=True))
+            if offsets in places:
+                return places[offsets]
+        raise LoadError(f"there is no shard of {name!r} at {list(offsets)} in the checkpoint", stage="open", fqn=name)
+
+    def _open(self, rank: int) -> RankObject:
+        if rank not in self._opened:
+            self._opened[rank] = open_rank_object(self._store, self._manifest, rank)
+        return self._opened[rank]
+
+
+def _check_fits(request: BoxRequest, read: ShardRead, opened: RankObject) -> None:
+    """Refuse a box that leaves the stored tensor, or a target of another shape."""
+    shape = opened.table.spec(request.tensor).shape
+    starts, sizes = request.box
+    is_inside = len(starts) == len(sizes) == len(shape) and all(
+        0 <= start and 0 <= size and start + size <= whole
+        for start, size, whole in zip(starts, sizes, shape, strict=True)
+    )
+    if not is_inside or tuple(request.target.shape) != sizes:
+        raise LoadError(
+            f"{read.name}: a box of {list(sizes)} at {list(starts)} was asked for, to go into a tensor of "
+            f"{list(request.target.shape)}; the shard that is stored has {list(shape)}",
+            stage="place",
+            fqn=read.name,
+        )
