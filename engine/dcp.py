@@ -9,6 +9,7 @@
 """
 
 from .dcp_reader import TidegateReader
+from .dcp_stager import TidegateStager
 from .dcp_writer import TidegateWriter
 
-__all__ = ["TidegateReader", "TidegateWriter"]
+__all__ = ["TidegateReader", "TidegateStager", "TidegateWriter"]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
@@ -30,6 +30,7 @@ from .checkpoint_id import checked_step, split_checkpoint_id
 from .commit import read_commit_bytes
 from .container import ObjectRecord
 from .dcp_attempt import AttemptPointer, StepTicket
+from .dcp_flight import Flight
 from .dcp_metadata import ItemName, shard_map_of
 from .dcp_values import value_of
 from .errors import ConfigError, SaveError
@@ -116,12 +117,32 @@ class TidegateWriter(StorageWriter):
         self._attempt: str | None = None
         self._replaces: bytes | None = None
         self._has_pointer = False
+        self._flight: Flight | None = None
+        self._expected: Flight | None = None
         self._lock = threading.RLock()
 
     # --- what DCP calls ---
 
+    def storage_meta(self) -> StorageMeta | None:
+        """Return nothing; but it is what DCP calls first, in the thread that carries the save out.
+
+        Raises:
+            SaveError: Another save is in flight.
+        """
+        if self._flight is not None and self._flight.is_alive:
+            raise SaveError(
+                f"a save of step {self._step} is still in flight, and a writer takes one at a time; wait for its "
+                "future, or stage by a TidegateStager, which waits",
+                stage="stage",
+            )
+        self._flight, self._expected = self._expected or Flight([], lambda: None), None
+        self._flight.begin()
+        return None
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new checkpoint. Called by DCP only where the caller has given a checkpoint_id."""
+        if self._flight is not None and self._flight.is_alive:
+            return  # `storage_meta`, which comes next, refuses this save
         self.abort()
         if checkpoint_id is not None:
             root, self._step = split_checkpoint_id(checkpoint_id)
@@ -175,13 +196,17 @@ class TidegateWriter(StorageWriter):
         rank, ticket = plan.storage_data
         attempt = self._attempt if self._is_coordinator and self._attempt else None
         self._attempt = attempt = attempt or AttemptPointer(store, step).of(ticket)
-        resources = self._made_resources()
+        resources, flight = self._made_resources(), self._flight or Flight([], lambda: None)
         try:
+            flight.await_staged()
             items = {_name(item): value_of(item, planner) for item in plan.items}
             job = job_in_place(items, step, resources)
+            flight.reads_for(job)
             record, _ = write_rank_object(job, store, resources, attempt, rank)
         except Exception as exc:
             raise save_error(exc, f"save of step {step} on rank {rank}") from exc
+        finally:
+            flight.end()
         names = json.dumps([[item.index.fqn, _offsets(item)] for item in plan.items], separators=(",", ":"))
         result = RankResult(record, zlib.compress(names.encode(), 1))
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
@@ -217,6 +242,17 @@ class TidegateWriter(StorageWriter):
             replaced = replaced_record(self._replaces, step)
             if replaced is not None:
                 delete_attempt(store, replaced)
+
+    # --- what the stager calls ---
+
+    def wait_idle(self) -> None:
+        """Block until no save is in flight."""
+        if self._flight is not None:
+            self._flight.wait_over()
+
+    def expect(self, flight: Flight) -> None:
+        """Take what is staged for the save that comes next."""
+        self._expected = flight
 
     # --- what the caller may call ---
 
