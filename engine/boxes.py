@@ -112,7 +112,7 @@ class Boxes:
         for extent, requests in self._whole.items():
             for request in requests:
                 tensor = _make(self._table, request.tensor, self._memory[extent])
-                part = tensor[_slices(request.box)] if request.box[0] else tensor
+                part = tensor[slices(request.box)] if request.box[0] else tensor
                 with quiet_complex32():
                     if part.dtype == request.target.dtype:
                         copy_bits(request.target, part)
@@ -138,7 +138,7 @@ class Boxes:
             if common is None:
                 continue
             block = values[at - first : at - first + math.prod(box[1])].unflatten(0, (*box[1], 1)).squeeze(len(box[1]))
-            source, goal = block[_slices(_relative(common, box))], target[_slices(_relative(common, request.box))]
+            source, goal = block[slices(relative(common, box))], target[slices(relative(common, request.box))]
             goal.copy_(source)
 
     def _span(self, extent: int) -> tuple[int, int]:
@@ -209,11 +209,13 @@ def intersection(one: Box, other: Box) -> Box | None:
     return (starts, sizes) if all(size > 0 for size in sizes) else None
 
 
-def _relative(box: Box, outer: Box) -> Box:
+def relative(box: Box, outer: Box) -> Box:
+    """Return a box as seen from where another begins."""
     return tuple(start - base for start, base in zip(box[0], outer[0], strict=True)), box[1]
 
 
-def _slices(box: Box) -> tuple[slice, ...]:
+def slices(box: Box) -> tuple[slice, ...]:
+    """Return what cuts a box out of a tensor."""
     return tuple(slice(start, start + size) for start, size in zip(*box, strict=True))
 
 

@@ -7,7 +7,7 @@ read in place while forward and backward run, and `optimizer.step()` waits until
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from .dcp_flight import Flight
 from .dcp_writer import TidegateWriter
-from .errors import ConfigError, TornSnapshotError, WaitTimeoutError
-from .sources import versions_of
+from .errors import ConfigError, WaitTimeoutError
+from .sources import local_shard, unchanged_since
 
 StageMode = Literal["copy", "lazy"]
 _POLL_S = 0.05
@@ -71,7 +71,7 @@ class TidegateStager(AsyncStager):
         copier = _Copier(self._owned() if self._mode == "lazy" else frozenset())
         staged: dict[str, Any] = copier.copy(state_dict)
         events = [_event_on(device) for device in copier.gpus]
-        self._flight = flight = Flight(events, _unchanged(copier.live))
+        self._flight = flight = Flight(events, unchanged_since(copier.live))
         self._writer.expect(flight)
         return staged
 
@@ -109,7 +109,7 @@ class TidegateStager(AsyncStager):
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
-        return frozenset(_local(tensor).untyped_storage().data_ptr() for tensor in tensors)
+        return frozenset(local_shard(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
 
 class _Copier:
@@ -155,29 +155,7 @@ class _Copier:
         return self._copies[key].detach()
 
 
-def _unchanged(live: list[torch.Tensor]) -> Callable[[], None]:
-    """Return a check that tensors still have the versions that they have now."""
-    before = versions_of(live)
-
-    def check() -> None:
-        if versions_of(live) != before:
-            raise TornSnapshotError(
-                "a tensor was changed in place while a lazy save was reading it. Nothing was committed. Change the "
-                "state by the optimizers that the stager was given, or use mode='copy'",
-                stage="stage",
-            )
-
-    return check
-
-
 def _event_on(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
-    with torch.no_grad():
-        return tensor.to_local()

@@ -218,11 +218,15 @@ class TidegateWriter(StorageWriter):
         store, step = self._open()
         attempt = self._attempt
         if attempt is None:
-            raise ConfigError("finish was called before write_data; use the writer through torch.distributed.checkpoint")
+            raise ConfigError(
+                "finish was called before write_data; use the writer through torch.distributed.checkpoint"
+            )
         try:
             found = [result.storage_data for rank in results for result in rank]
             if len(found) != len(results) or not all(isinstance(item, RankResult) for item in found):
-                raise SaveError(f"{len(results)} ranks have given {len(found)} results; one each is right", stage="commit")
+                raise SaveError(
+                    f"{len(results)} ranks have given {len(found)} results; one each is right", stage="commit"
+                )
             shards = shard_map_of(metadata, [item.item_names() for item in found])
             manifest = ShardedManifest(
                 step, attempt, made_by(), self._metadata, tuple(item.record for item in found), shards

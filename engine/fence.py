@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from .job import SaveJob
+from .sources import local_shard
 from .table import StateTable
 
 _Counts = list[tuple[int, list[int]]]
@@ -105,7 +106,7 @@ class Fence:
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
-        return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        return {local_shard(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
     def _counts(self) -> _Counts:
         """How many parameters have states, and how many parameters each group has, by optimizer."""

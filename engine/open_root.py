@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import get_args
 
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
@@ -18,6 +19,8 @@ def open_root(root: str | os.PathLike[str] | Store | None, io: IOMode = "auto") 
         raise ConfigError("no root was given; pass the folder or URL of the checkpoints, or a checkpoint_id with one")
     if not isinstance(root, str | os.PathLike):
         return root
+    if io not in get_args(IOMode):
+        raise ConfigError(f"io is {io!r}; choose one of {', '.join(get_args(IOMode))}")
     try:
         return open_store(root, io=io)
     except StorageError as exc:

@@ -87,7 +87,10 @@ class RankObject:
                 return index
             case _:
                 raise CorruptCheckpointError(
-                    f"object {key} has no tensor {name!r}, which the manifest says it has", key=key, stage="open", fqn=name
+                    f"object {key} has no tensor {name!r}, which the manifest says it has",
+                    key=key,
+                    stage="open",
+                    fqn=name,
                 )
 
 
@@ -102,7 +105,5 @@ def open_rank_object(store: Store, manifest: ShardedManifest, rank: int) -> Rank
     inner = parse_manifest(index.manifest, record.key)
     nodes = inner.table.skeleton
     if inner.step != manifest.step or inner.attempt != manifest.attempt or not isinstance(nodes, dict):
-        raise CorruptCheckpointError(
-            f"object {record.key} belongs to another checkpoint", key=record.key, stage="open"
-        )
+        raise CorruptCheckpointError(f"object {record.key} belongs to another checkpoint", key=record.key, stage="open")
     return RankObject(inner.table, plan_load(inner, [index]), nodes)

@@ -232,4 +232,3 @@ def made_by() -> dict[str, JSON]:
 
 def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
     return Manifest(job.step, attempt, made_by(), job.metadata, objects, job.table, job.plan.chunks)
-

@@ -18,7 +18,7 @@ from .places import Places
 from .rank_object import RankObject, open_rank_object
 from .readers import read_frames
 from .rebuild import rebuild
-from .shard_map import Offsets, object_name, shard_name
+from .shard_map import Offsets, ShardMap, object_name, shard_name
 from .sharded_manifest import ShardedManifest
 
 _NUM_THREADS = max(2, min(8, os.cpu_count() or 2))
@@ -55,6 +55,11 @@ class ShardReader:
         self._opened: dict[int, RankObject] = {}
         self._rank_of = {name: layout for name, _, layout in manifest.shards.tensors()}
         self._places: dict[int, dict[Offsets, int]] = {}
+
+    @property
+    def shards(self) -> ShardMap:
+        """Which rank holds what."""
+        return self._manifest.shards
 
     def read_tensors(self, reads: Sequence[ShardRead]) -> None:
         """Fill the targets. Blocks. Of each frame that is needed, only one read is made here.
@@ -124,7 +129,7 @@ def _check_fits(request: BoxRequest, read: ShardRead, opened: RankObject) -> Non
     shape = opened.table.spec(request.tensor).shape
     starts, sizes = request.box
     is_inside = len(starts) == len(sizes) == len(shape) and all(
-        0 <= start and 0 <= size and start + size <= whole
+        start >= 0 and size >= 0 and start + size <= whole
         for start, size, whole in zip(starts, sizes, shape, strict=True)
     )
     if not is_inside or tuple(request.target.shape) != sizes:

@@ -1,0 +1,302 @@
+"""Decide which rank writes what: every shard once, the copies of one shard shared out evenly by bytes. Pure data.
+
+Ranks of one job have the same names, and most tensors are cut alike. So a rank's part is told by its *names*, which are
+the same on most ranks and told once, and by a few *classes*: for each kind of tensor, which box of it the rank has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from tidegate.codec.words import DTYPE_OF_NAME
+
+from .boxes import Box
+from .errors import SaveError
+from .json_fields import as_dict, as_int, as_ints, as_list, as_str
+from .shard_map import GlobalSpec, PathSteps, ShardLayout, ShardMap, ShardMapMaker, check_shard_map
+from .types import JSON
+
+TensorClass = tuple[GlobalSpec, Box]
+"""What tensors of a rank have in common: what they are as a whole, and which box of them the rank has."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankNames:
+    """The names of what a rank has.
+
+    Attributes:
+        tensors: Names of tensors.
+        class_of: The class of each, by number.
+        values: Names of what is no tensor.
+        paths: Where each of both stands in the nested state.
+    """
+
+    tensors: tuple[str, ...]
+    class_of: tuple[int, ...]
+    values: tuple[str, ...]
+    paths: Mapping[str, PathSteps] = field(default_factory=dict)
+
+    def to_json(self) -> JSON:
+        """Write it for the coordinator."""
+        odd: JSON = {name: list(steps) for name, steps in self.paths.items() if steps != tuple(name.split("."))}
+        return {
+            "tensors": list(self.tensors), "classes": list(self.class_of), "values": list(self.values), "paths": odd
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, node: JSON) -> RankNames:
+        """Read what a rank has sent."""
+        fields = as_dict(node)
+        tensors, values = (tuple(as_str(name) for name in as_list(fields[key])) for key in ("tensors", "values"))
+        odd = as_dict(fields["paths"])
+        paths = {
+            name: tuple(as_list(odd[name])) if name in odd else tuple(name.split(".")) for name in tensors + values
+        }
+        return cls(tensors, as_ints(fields["classes"]), values, paths)
+
+    def digest(self) -> str:
+        """Name this set of names."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(self.to_json()).encode("utf-8", "surrogatepass"))
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What a rank has: its names, by digest, and the class of tensors behind each number."""
+
+    names: str
+    classes: tuple[TensorClass, ...]
+
+    def to_json(self) -> JSON:
+        """Write it for the coordinator."""
+        return {
+            "names": self.names,
+            "classes": [
+                [spec.dtype, list(spec.shape), int(spec.requires_grad), list(box[0]), list(box[1])]
+                for spec, box in self.classes
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, node: JSON) -> RankPart:
+        """Read what a rank has sent."""
+        fields = as_dict(node)
+        classes: list[TensorClass] = []
+        for item in as_list(fields["classes"]):
+            dtype, shape, grad, starts, sizes = as_list(item)
+            spec = GlobalSpec(as_str(dtype), as_ints(shape), as_int(grad) == 1)
+            classes.append((spec, (as_ints(starts), as_ints(sizes))))
+        return cls(as_str(fields["names"]), tuple(classes))
+
+
+@dataclass(slots=True)
+class Share:
+    """What a rank writes of what it has.
+
+    Attributes:
+        rules: By class: (n, i): of its tensors, counted in order, each nth from the ith on.
+        exceptions: Numbers of tensors for which the rule does not count, and whether they are written.
+        values: Which values are written, by number.
+    """
+
+    rules: list[tuple[int, int]] = field(default_factory=list)
+    exceptions: dict[int, bool] = field(default_factory=dict)
+    values: list[int] = field(default_factory=list)
+
+    def kept(self, class_of: Sequence[int]) -> list[int]:
+        """Return the numbers of the tensors that are written."""
+        seen: Counter[int] = Counter()
+        kept = []
+        for i, number in enumerate(class_of):
+            every, first = self.rules[number]
+            place = seen[number]
+            seen[number] += 1
+            if self.exceptions.get(i, every > 0 and place % every == first):
+                kept.append(i)
+        return kept
+
+    def to_json(self) -> JSON:
+        """Write it for the rank."""
+        return {
+            "rules": [list(rule) for rule in self.rules],
+            "exceptions": [[i, int(is_kept)] for i, is_kept in self.exceptions.items()],
+            "values": list(self.values),
+        }
+
+    @classmethod
+    def from_json(cls, node: JSON) -> Share:
+        """Read what the coordinator has sent."""
+        fields = as_dict(node)
+        rules = [as_ints(rule) for rule in as_list(fields["rules"])]
+        exceptions = [as_ints(pair) for pair in as_list(fields["exceptions"])]
+        return cls(
+            [(every, first) for every, first in rules],
+            {i: is_kept == 1 for i, is_kept in exceptions},
+            list(as_ints(fields["values"])),
+        )
+
+
+def share_out(parts: Sequence[RankPart], names: Mapping[str, RankNames]) -> tuple[ShardMap, list[Share], list[int]]:
+    """Decide what each rank writes. Takes time by the tensors, and by ranks × classes, but not by their product.
+
+    Args:
+        parts: What each rank has.
+        names: Every set of names that a rank has, by its digest.
+
+    Returns:
+        Who holds what; the share of each rank; and how many tensors and values each writes.
+
+    Raises:
+        SaveError: Ranks disagree on what a tensor is, or what they have does not make it whole.
+    """
+    return _Division(parts, names).divide()
+
+
+_Key = tuple[tuple[str, int], ...]
+"""Sets of names, and the class in each, that tensors have in common."""
+
+
+class _Division:
+    def __init__(self, parts: Sequence[RankPart], names: Mapping[str, RankNames]) -> None:
+        self._parts = parts
+        self._names = names
+        self._ranks: dict[str, list[int]] = defaultdict(list)
+        for rank, part in enumerate(parts):
+            self._ranks[part.names].append(rank)
+        self._maker = ShardMapMaker(len(parts))
+        self._shares = [Share(rules=[(0, 0)] * len(part.classes)) for part in parts]
+        self._num_items = [0] * len(parts)
+        self._load_bytes = [0] * len(parts)
+        self._sizes: dict[str, Mapping[int, int]] = {}
+        self._number_of: dict[str, Mapping[str, int]] = {}
+
+    def divide(self) -> tuple[ShardMap, list[Share], list[int]]:
+        members: dict[_Key, list[str]] = defaultdict(list)
+        for name, key in self._keys().items():
+            members[key].append(name)
+        chosen: dict[str, tuple[int, int]] = {}
+        for key in sorted(members, key=lambda key: -self._bytes_of(key) * len(members[key])):
+            self._place(key, members[key], chosen)
+        for name in _in_order(self._names, self._ranks):
+            self._maker.add_number(name, *chosen[name])
+        self._place_values()
+        shards = self._maker.made
+        shards.paths = {name: steps for digest in self._ranks for name, steps in self._names[digest].paths.items()}
+        try:
+            check_shard_map(shards)
+        except ValueError as exc:
+            raise SaveError(f"what the ranks have does not make a whole state: {exc}", stage="plan") from exc
+        return shards, self._shares, self._num_items
+
+    def _keys(self) -> dict[str, _Key]:
+        """Find for each tensor the sets of names that have it, and its class there."""
+        if len(self._ranks) == 1:
+            (digest,) = self._ranks
+            here = self._names[digest]
+            keys = [((digest, number),) for number in range(max(here.class_of, default=-1) + 1)]
+            return {name: keys[number] for name, number in zip(here.tensors, here.class_of, strict=True)}
+        found: dict[str, _Key] = {}
+        for digest in self._ranks:
+            here = self._names[digest]
+            for name, number in zip(here.tensors, here.class_of, strict=True):
+                found[name] = (*found.get(name, ()), (digest, number))
+        return found
+
+    def _bytes_of(self, key: _Key) -> int:
+        digest, number = key[0]
+        return math.prod(self._parts[self._ranks[digest][0]].classes[number][1][1])
+
+    def _place(self, key: _Key, members: Sequence[str], chosen: dict[str, tuple[int, int]]) -> None:
+        """Decide for all tensors of one key."""
+        spec, holders = self._holders(key, members[0])
+        itemsize = DTYPE_OF_NAME[spec.dtype].itemsize if spec.dtype in DTYPE_OF_NAME else 1
+        for ranks in holders.values():
+            ranks.sort(key=lambda rank: self._load_bytes[rank])  # stable: the lowest rank of those with least to do
+        period = math.lcm(*(len(ranks) for ranks in holders.values()))
+        boxes = sorted(holders)
+        spec_number = self._maker.spec_number(spec)
+        layouts = [
+            self._maker.layout_number(
+                ShardLayout(
+                    tuple(box[0] for box in boxes),
+                    tuple(box[1] for box in boxes),
+                    tuple(holders[box][turn % len(holders[box])] for box in boxes),
+                )
+            )
+            for turn in range(min(period, len(members)))
+        ]
+        for turn, name in enumerate(members):
+            chosen[name] = spec_number, layouts[turn % period]
+        for box in boxes:
+            self._charge(holders[box], len(members), math.prod(box[1]) * itemsize)
+        self._rule(key, members, holders)
+
+    def _holders(self, key: _Key, name: str) -> tuple[GlobalSpec, dict[Box, list[int]]]:
+        """Return what the tensors are, and which ranks have each box of them."""
+        holders: dict[Box, list[int]] = defaultdict(list)
+        specs: dict[GlobalSpec, int] = {}
+        for digest, number in key:
+            for rank in self._ranks[digest]:
+                spec, box = self._parts[rank].classes[number]
+                holders[box].append(rank)
+                specs.setdefault(spec, rank)
+        if len(specs) > 1:
+            (one, first), (other, second), *_ = specs.items()
+            raise SaveError(
+                f"ranks {first} and {second} disagree on {name}: {one.dtype}{list(one.shape)} there and "
+                f"{other.dtype}{list(other.shape)} here",
+                stage="plan",
+                fqn=name,
+            )
+        return next(iter(specs)), holders
+
+    def _charge(self, ranks: Sequence[int], num_tensors: int, num_bytes: int) -> None:
+        each, more = divmod(num_tensors, len(ranks))
+        for i, rank in enumerate(ranks):
+            num = each + (i < more)
+            self._load_bytes[rank] += num * num_bytes
+            self._num_items[rank] += num
+
+    def _rule(self, key: _Key, members: Sequence[str], holders: Mapping[Box, Sequence[int]]) -> None:
+        """Say the decision as a rule where all tensors of a class obey it, else by exceptions."""
+        for digest, number in key:
+            is_rule = len(key) == 1 and len(members) == self._class_sizes(digest)[number]
+            for rank in self._ranks[digest]:
+                ranks = holders[self._parts[rank].classes[number][1]]
+                place = ranks.index(rank)
+                if is_rule:
+                    self._shares[rank].rules[number] = (len(ranks), place)
+                    continue
+                numbers = self._numbers(digest)
+                kept = (numbers[name] for name in members[place :: len(ranks)])
+                self._shares[rank].exceptions.update(dict.fromkeys(kept, True))
+
+    def _class_sizes(self, digest: str) -> Mapping[int, int]:
+        if digest not in self._sizes:
+            self._sizes[digest] = Counter(self._names[digest].class_of)
+        return self._sizes[digest]
+
+    def _numbers(self, digest: str) -> Mapping[str, int]:
+        if digest not in self._number_of:
+            self._number_of[digest] = {name: i for i, name in enumerate(self._names[digest].tensors)}
+        return self._number_of[digest]
+
+    def _place_values(self) -> None:
+        for digest, ranks in sorted(self._ranks.items(), key=lambda item: item[1][0]):
+            rank = ranks[0]
+            for i, name in enumerate(self._names[digest].values):
+                if name not in self._maker.made.objects:
+                    self._maker.made.objects[name] = rank
+                    self._shares[rank].values.append(i)
+                    self._num_items[rank] += 1
+
+
+def _in_order(names: Mapping[str, RankNames], ranks: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return every tensor's name once: in the order of the lowest rank that has it."""
+    digests = sorted(ranks, key=lambda digest: ranks[digest][0])
+    return list(dict.fromkeys(name for digest in digests for name in names[digest].tensors))
