@@ -162,7 +162,7 @@ class CheckpointEngine:
             save = self._ranks.begin(step, overwrite) if self._ranks is not None else None
             with self._telling_ranks(save):
                 job = self._describe(state, step, overwrite, metadata, save)
-                self._begin(job, overwrite)
+            self._begin(job, overwrite)
         finally:
             self._saving_thread = None
         job.stall_s = time.perf_counter() - start_s
@@ -273,9 +273,12 @@ class CheckpointEngine:
         try:
             yield
         except BaseException as exc:
-            if save is not None and self._ranks is not None:
-                self._ranks.fail_plan(save, exc)
-            raise
+            if save is None or self._ranks is None:
+                raise
+            self._ranks.fail_plan(save, exc)
+            if isinstance(exc, CheckpointError) or not isinstance(exc, Exception):
+                raise
+            raise save_error(exc, f"save of step {save.step}", stage="plan") from exc
 
     def _describe(
         self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON], save: RankSave | None

@@ -46,7 +46,7 @@ class PlanRound:
         Args:
             topic: What the ranks call this.
             step: The step that this rank saves.
-            lineage: The checkpoint that this rank has resumed from, or last saved; "" if it started fresh.
+            lineage: The attempt of the checkpoint that this rank has resumed from; "" if it started fresh.
             local: What it has.
             staged: What it has staged already, so that it cannot write more; None: nothing yet.
             deadline_s: By when the coordinator must have heard from all.

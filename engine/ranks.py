@@ -26,7 +26,7 @@ from .shard_plan import Share
 from .sources import unchanged_since
 
 _HANDSHAKE = timedelta(seconds=300)
-_GRACE_S = 2.0
+_LEAST_GRACE_S = 1.0
 _GRACE_FRACTION = 0.1
 
 
@@ -92,7 +92,7 @@ class Ranks:
 
     def grace_s(self) -> float:
         """How much longer a rank waits for the coordinator's word than the coordinator for the ranks'."""
-        return _GRACE_S + self.deadline_s * _GRACE_FRACTION
+        return max(_LEAST_GRACE_S, self.deadline_s * _GRACE_FRACTION)
 
     def begin(self, step: int, overwrite: bool) -> RankSave:
         """Begin a save. From here on the other ranks wait for what becomes of it."""

@@ -77,7 +77,6 @@ class _Writing:
             self.ranks.forget()
             self._delete_mine()
             raise
-        self.ranks.lineage = self.save.attempt
         self.job.notes.append(
             f"{self._council.num_ranks} ranks: {as_int(heard['raw_bytes']):,} bytes, "
             f"stored in {as_int(heard['stored_bytes']):,}"
