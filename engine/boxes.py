@@ -1,4 +1,4 @@
-"""Where a load puts the bytes of shards: into boxes of the caller's own tensors, and nothing is read that none needs."""
+"""Where a load puts the bytes of shards: into boxes of the caller's tensors. Nothing is read that none needs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def split_checkpoint_id(checkpoint_id: str | os.PathLike[str] | int) -> tuple[st
         match = _STEP.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"checkpoint_id {checkpoint_id!r} names no step; let it end in one, as in 'runs/7/step-1200'"
+                f"checkpoint_id {checkpoint_id!r} names no step; let it end in one, such as 'step-1200'"
             )
         return root or None, int(match[1])
     return None, checked_step(checkpoint_id)

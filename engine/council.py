@@ -14,11 +14,15 @@ Each rank's process also shows a pulse, so that one that was killed is noticed l
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -34,22 +38,47 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _UNDECIDED, _COMMIT, _ABORT = "", "commit", "abort"
 
 Failures = dict[int, str]
+_T = TypeVar("_T")
+
+
+class Board(Protocol):
+    """Where messages are put up: what a council needs of `torch.distributed.Store`."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all of the keys are there."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key; wait for it where it is not there."""
+        ...
+
+    def set(self, key: str, value: bytes | str, /) -> None:
+        """Put a value up."""
+        ...
+
+    def delete_key(self, key: str, /) -> bool:
+        """Take a value down."""
+        ...
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Put a value up if the present one is `expected`, "" for none; return what is there then."""
+        ...
 
 
 class Council:
     """The ranks of one engine.
 
     Args:
-        store: Shared by them and used by nobody else; the coordinator's process serves it.
+        board: Shared by them and used by nobody else; the coordinator's process serves it.
         rank: This rank, 0 … num_ranks - 1; 0 is the coordinator.
         num_ranks: How many there are.
         silence_s: A rank whose pulse was not felt for so long counts as dead.
     """
 
-    def __init__(self, store: dist.Store, rank: int, num_ranks: int, *, silence_s: float = 30.0) -> None:
+    def __init__(self, board: Board, rank: int, num_ranks: int, *, silence_s: float = 30.0) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
-        self._store = store
+        self._board = board
         self._silence_s = silence_s
         self._is_closed = threading.Event()
         self._pulse = threading.Thread(target=self._beat, name="tidegate-pulse", daemon=True)
@@ -91,7 +120,7 @@ class Council:
         pending = list(range(self.num_ranks) if ranks is None else ranks)
         found: dict[int, JSON] = {}
         failures: Failures = {}
-        watch = _Watch(self._store, self._silence_s)
+        watch = _Watch(self._board, self._silence_s)
         nap_s = _LEAST_NAP_S
         while pending and not failures:
             arrived = [rank for rank in pending if self._is_there(f"{topic}/{rank}")]
@@ -143,8 +172,7 @@ class Council:
 
     def _decide(self, topic: str, wanted: str) -> str:
         key = f"{topic}/decision"
-        found: bytes = self._call(lambda: self._store.compare_set(key, _UNDECIDED, wanted))
-        return found.decode()
+        return self._call(lambda: self._board.compare_set(key, _UNDECIDED, wanted)).decode()
 
     def _late(self, pending: Sequence[int], deadline_s: float) -> Failures:
         if time.monotonic() < deadline_s:
@@ -153,7 +181,7 @@ class Council:
 
     def _take(self, key: str, whose: int, deadline_s: float) -> dict[str, JSON] | str:
         """Wait for a message and take it away; or say why there is none."""
-        watch = _Watch(self._store, self._silence_s)
+        watch = _Watch(self._board, self._silence_s)
         nap_s = _LEAST_NAP_S
         while not self._is_there(key):
             if dead := watch.dead([whose]):
@@ -165,30 +193,30 @@ class Council:
         return self._read(key)
 
     def _is_there(self, key: str) -> bool:
-        return bool(self._call(lambda: self._store.check([key])))
+        return bool(self._call(lambda: self._board.check([key])))
 
     def _put(self, key: str, message: dict[str, JSON]) -> None:
         octets = zlib.compress(json.dumps(message, separators=(",", ":")).encode(), 1)
         pieces = [octets[at : at + _PIECE_BYTES] for at in range(0, len(octets), _PIECE_BYTES)]
         for i, piece in enumerate(pieces[1:], 1):
-            self._call(lambda i=i, piece=piece: self._store.set(f"{key}/{i}", piece))
+            self._call(partial(self._board.set, f"{key}/{i}", piece))
         head = len(pieces).to_bytes(4, "little") + pieces[0]
-        self._call(lambda: self._store.set(key, head))  # last: whoever finds it finds all
+        self._call(lambda: self._board.set(key, head))  # last: whoever finds it finds all
 
     def _read(self, key: str) -> dict[str, JSON]:
-        head: bytes = self._call(lambda: self._store.get(key))
+        head = self._call(lambda: self._board.get(key))
         pieces = [head[4:]]
         for i in range(1, int.from_bytes(head[:4], "little")):
-            pieces.append(self._call(lambda i=i: self._store.get(f"{key}/{i}")))
+            pieces.append(self._call(partial(self._board.get, f"{key}/{i}")))
             self._delete(f"{key}/{i}")
         self._delete(key)
         found: dict[str, JSON] = json.loads(zlib.decompress(b"".join(pieces)))
         return found
 
     def _delete(self, key: str) -> None:
-        self._call(lambda: self._store.delete_key(key))
+        self._call(lambda: self._board.delete_key(key))
 
-    def _call(self, run: Callable[[], object]) -> object:
+    def _call(self, run: Callable[[], _T]) -> _T:
         try:
             return run()
         except RuntimeError as exc:  # DistError and its kinds: the coordinator's process is gone
@@ -199,7 +227,7 @@ class Council:
         while not self._is_closed.wait(self._silence_s / 8):
             number += 1
             try:
-                self._store.set(f"pulse/{self.rank}", str(number))
+                self._board.set(f"pulse/{self.rank}", str(number))
             except RuntimeError:
                 return
 
@@ -207,8 +235,8 @@ class Council:
 class _Watch:
     """Feels the pulses of ranks that are waited for."""
 
-    def __init__(self, store: dist.Store, silence_s: float) -> None:
-        self._store = store
+    def __init__(self, board: Board, silence_s: float) -> None:
+        self._board = board
         self._silence_s = silence_s
         self._next_look_s = 0.0
         self._felt: dict[int, tuple[bytes, float]] = {}
@@ -228,14 +256,14 @@ class _Watch:
             self._felt[rank] = pulse, since_s
             if now_s - since_s > self._silence_s:
                 failures[rank] = (
-                    f"has shown no sign of life for {self._silence_s:.0f} s; its process was killed or froze"
+                    f"has shown no sign of life for {self._silence_s:g} s; its process was killed, or stands still"
                 )
         return failures
 
     def _pulse_of(self, rank: int) -> bytes:
         try:
             key = f"pulse/{rank}"
-            return self._store.get(key) if self._store.check([key]) else b""
+            return self._board.get(key) if self._board.check([key]) else b""
         except RuntimeError as exc:
             raise failed("", {0: f"cannot be reached: its process is gone, or the network is ({exc})"}) from exc
 
@@ -256,10 +284,9 @@ def failed(what: str, failures: Mapping[int, str]) -> RankFailedError:
 def open_council(group: dist.ProcessGroup, *, silence_s: float = 30.0) -> Council:
     """Connect the ranks of a process group. Every rank of it calls this at the same time. Blocks.
 
-    The group is used for this only, and by broadcast of one small object; gloo is best.
+    The group is used for this only: two small objects travel over it.
     """
-    import os
-    import socket
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it, which type checkers do not see
 
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     hosts: list[str] = [""] * num_ranks
@@ -269,11 +296,10 @@ def open_council(group: dist.ProcessGroup, *, silence_s: float = 30.0) -> Counci
     if rank == 0:
         is_one_host = len(set(hosts)) == 1
         host = "localhost" if is_one_host else (os.environ.get("MASTER_ADDR", hosts[0]) if first == 0 else hosts[0])
-        store = dist.TCPStore(host, 0, None, True, _STORE_TIMEOUT, wait_for_workers=False)
-        address = [host, store.port]
+        board = TCPStore(host, 0, None, True, _STORE_TIMEOUT, wait_for_workers=False)
+        address = [host, board.port]
     dist.broadcast_object_list(address, src=first, group=group)
     if rank != 0:
-        store = dist.TCPStore(
-            str(address[0]), int(str(address[1])), None, False, _STORE_TIMEOUT, wait_for_workers=False
-        )
-    return Council(store, rank, num_ranks, silence_s=silence_s)
+        host, port = str(address[0]), int(str(address[1]))
+        board = TCPStore(host, port, None, False, _STORE_TIMEOUT, wait_for_workers=False)
+    return Council(cast(Board, board), rank, num_ranks, silence_s=silence_s)

@@ -88,8 +88,8 @@ class TidegateStager(AsyncStager):
         while not flight.wait_read(_POLL_S):
             if time.monotonic() > deadline_s:
                 raise WaitTimeoutError(
-                    f"the save has not read the optimizer's tensors within {self._timeout_s} s, and they may not change "
-                    "before; look at what keeps it"
+                    f"the save has not read the optimizer's tensors within {self._timeout_s} s, and they may not "
+                    "change before; look at what keeps it"
                 )
         self._flight = None
 

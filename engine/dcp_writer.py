@@ -225,7 +225,7 @@ class TidegateWriter(StorageWriter):
             found = [result.storage_data for rank in results for result in rank]
             if len(found) != len(results) or not all(isinstance(item, RankResult) for item in found):
                 raise SaveError(
-                    f"{len(results)} ranks have given {len(found)} results; one each is right", stage="commit"
+                    f"{len(results)} ranks have given {len(found)} results, not one each", stage="commit"
                 )
             shards = shard_map_of(metadata, [item.item_names() for item in found])
             manifest = ShardedManifest(

@@ -1,7 +1,7 @@
 """Take a nested state with DTensors apart into named leaves, and put one together again.
 
-Names are those of `torch.distributed.checkpoint`: keys and places joined by dots. Unlike there, tuples, OrderedDicts and
-keys that are no text come back as they were. A container without a tensor is a leaf as a whole.
+Names are those of `torch.distributed.checkpoint`: keys and places joined by dots. Unlike there, tuples, OrderedDicts
+and keys that are no text come back as they were. A container without a tensor is a leaf as a whole.
 """
 
 from __future__ import annotations
@@ -152,6 +152,8 @@ class _Node:
                 return children
 
     def _key(self, step: JSON) -> object:
+        kind: str
+        key: object
         match step:
             case str():
                 kind, key = "dict", step

@@ -90,7 +90,9 @@ def load_latest(
     raise CheckpointNotFoundError(f"the checkpoints at {store.url} are retired faster than they can be read")
 
 
-def _load(store: Store, record: CommitRecord, map_location: MapLocation, into: object | None, part: PartPaths) -> object:
+def _load(
+    store: Store, record: CommitRecord, map_location: MapLocation, into: object | None, part: PartPaths
+) -> object:
     """Load what a commit holds, whether one rank wrote it or several. Blocks."""
     text = manifest_text(store, record)
     if is_sharded(text):

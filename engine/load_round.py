@@ -131,7 +131,7 @@ class LoadRound:
         if failures and (is_last or not is_damaged):
             self.council.reply_failure(topic, failures)
         else:
-            self.council.reply(topic, dict.fromkeys(range(self.council.num_ranks), {"is_loaded": not failures}))
+            self.council.reply(topic, {rank: {"is_loaded": not failures} for rank in range(self.council.num_ranks)})
 
 
 def _node(record: CommitRecord) -> JSON:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .council import Council
+from .council import Council, failed
 from .errors import RankFailedError
 from .json_fields import as_dict, as_str
 from .local_part import LocalPart
@@ -87,7 +87,9 @@ class PlanRound:
             self._council.reply_failure(topic, failures)
             self._council.clear(topic)
             self._parts = []
-            raise
+            if isinstance(exc, RankFailedError) or not isinstance(exc, Exception):
+                raise
+            raise failed(topic, failures) from exc
         self._council.reply(topic, replies)
 
     def _decide(self, topic: str, local: LocalPart, deadline_s: float) -> dict[int, JSON]:
@@ -122,8 +124,8 @@ class PlanRound:
     def _refuse_change(topic: str, are_staged: Sequence[bool]) -> None:
         changed = [rank for rank, is_staged in enumerate(are_staged) if not is_staged]
         raise RankFailedError(
-            f"{topic}: the state has another structure on ranks {changed} and the old one elsewhere, so who writes what "
-            "changes; the others have staged their old share already. Nothing was committed. Save again",
+            f"{topic}: the state has another structure on ranks {changed} and the old one elsewhere, so who writes "
+            "what changes; the others have staged their old share already. Nothing was committed. Save again",
             stage="plan",
             failures=dict.fromkeys(changed, "has a state of another structure; save again"),
         )

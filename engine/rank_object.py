@@ -87,7 +87,7 @@ class RankObject:
                 return index
             case _:
                 raise CorruptCheckpointError(
-                    f"object {key} has no tensor {name!r}, which the manifest says it has",
+                    f"object {key} has no tensor {name!r}, which the manifest names",
                     key=key,
                     stage="open",
                     fqn=name,

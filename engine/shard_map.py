@@ -138,10 +138,10 @@ def check_shard_map(shards: ShardMap) -> None:
     for layout in shards.layouts:
         _check_layout(layout, shards.num_ranks)
     pairs = dict(zip(zip(shards.tensor_spec, shards.tensor_layout, strict=True), shards.names, strict=True))
-    for (spec, layout), name in pairs.items():
-        if spec >= len(shards.specs) or layout >= len(shards.layouts):
+    for (spec_number, layout_number), name in pairs.items():
+        if spec_number >= len(shards.specs) or layout_number >= len(shards.layouts):
             raise ValueError(f"tensor {shown(name)} names a spec or a layout that is not there")
-        _check_cover(name, shards.specs[spec].shape, shards.layouts[layout])
+        _check_cover(name, shards.specs[spec_number].shape, shards.layouts[layout_number])
 
 
 def _check_layout(layout: ShardLayout, num_ranks: int) -> None:

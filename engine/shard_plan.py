@@ -6,6 +6,7 @@ the same on most ranks and told once, and by a few *classes*: for each kind of t
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -99,7 +100,7 @@ class Share:
     """What a rank writes of what it has.
 
     Attributes:
-        rules: By class: (n, i): of its tensors, counted in order, each nth from the ith on.
+        rules: By class: of its tensors, counted in order, those from the first number up to the second are written.
         exceptions: Numbers of tensors for which the rule does not count, and whether they are written.
         values: Which values are written, by number.
     """
@@ -113,10 +114,10 @@ class Share:
         seen: Counter[int] = Counter()
         kept = []
         for i, number in enumerate(class_of):
-            every, first = self.rules[number]
+            first, end = self.rules[number]
             place = seen[number]
             seen[number] += 1
-            if self.exceptions.get(i, every > 0 and place % every == first):
+            if self.exceptions.get(i, first <= place < end):
                 kept.append(i)
         return kept
 
@@ -135,7 +136,7 @@ class Share:
         rules = [as_ints(rule) for rule in as_list(fields["rules"])]
         exceptions = [as_ints(pair) for pair in as_list(fields["exceptions"])]
         return cls(
-            [(every, first) for every, first in rules],
+            [(first, end) for first, end in rules],
             {i: is_kept == 1 for i, is_kept in exceptions},
             list(as_ints(fields["values"])),
         )
@@ -215,26 +216,19 @@ class _Division:
         """Decide for all tensors of one key."""
         spec, holders = self._holders(key, members[0])
         itemsize = DTYPE_OF_NAME[spec.dtype].itemsize if spec.dtype in DTYPE_OF_NAME else 1
-        for ranks in holders.values():
-            ranks.sort(key=lambda rank: self._load_bytes[rank])  # stable: the lowest rank of those with least to do
-        period = math.lcm(*(len(ranks) for ranks in holders.values()))
+        spans: dict[Box, list[tuple[int, int]]] = {}
+        for box, ranks in holders.items():
+            spans[box] = self._level(ranks, len(members), math.prod(box[1]) * itemsize)
         boxes = sorted(holders)
         spec_number = self._maker.spec_number(spec)
-        layouts = [
-            self._maker.layout_number(
-                ShardLayout(
-                    tuple(box[0] for box in boxes),
-                    tuple(box[1] for box in boxes),
-                    tuple(holders[box][turn % len(holders[box])] for box in boxes),
-                )
-            )
-            for turn in range(min(period, len(members)))
-        ]
-        for turn, name in enumerate(members):
-            chosen[name] = spec_number, layouts[turn % period]
-        for box in boxes:
-            self._charge(holders[box], len(members), math.prod(box[1]) * itemsize)
-        self._rule(key, members, holders)
+        offsets, sizes = tuple(box[0] for box in boxes), tuple(box[1] for box in boxes)
+        cuts = sorted({0, *(end for span in spans.values() for _, end in span)})
+        for first, end in itertools.pairwise(cuts):
+            owners = tuple(_owner(holders[box], spans[box], first) for box in boxes)
+            layout = self._maker.layout_number(ShardLayout(offsets, sizes, owners))
+            for name in members[first:end]:
+                chosen[name] = spec_number, layout
+        self._rule(key, members, holders, spans)
 
     def _holders(self, key: _Key, name: str) -> tuple[GlobalSpec, dict[Box, list[int]]]:
         """Return what the tensors are, and which ranks have each box of them."""
@@ -255,26 +249,37 @@ class _Division:
             )
         return next(iter(specs)), holders
 
-    def _charge(self, ranks: Sequence[int], num_tensors: int, num_bytes: int) -> None:
-        each, more = divmod(num_tensors, len(ranks))
-        for i, rank in enumerate(ranks):
-            num = each + (i < more)
-            self._load_bytes[rank] += num * num_bytes
-            self._num_items[rank] += num
+    def _level(self, ranks: Sequence[int], num_tensors: int, num_bytes: int) -> list[tuple[int, int]]:
+        """Share tensors of one size out among ranks that all have them, so that the fullest gets no fuller than need be.
 
-    def _rule(self, key: _Key, members: Sequence[str], holders: Mapping[Box, Sequence[int]]) -> None:
+        Returns:
+            By rank: the first tensor that it writes, and the one after its last.
+        """
+        counts = _level_counts([self._load_bytes[rank] for rank in ranks], num_tensors, num_bytes)
+        ends = list(itertools.accumulate(counts))
+        for rank, count in zip(ranks, counts, strict=True):
+            self._load_bytes[rank] += count * num_bytes
+            self._num_items[rank] += count
+        return [(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def _rule(
+        self,
+        key: _Key,
+        members: Sequence[str],
+        holders: Mapping[Box, Sequence[int]],
+        spans: Mapping[Box, Sequence[tuple[int, int]]],
+    ) -> None:
         """Say the decision as a rule where all tensors of a class obey it, else by exceptions."""
+        span_of = {rank: span for box, ranks in holders.items() for rank, span in zip(ranks, spans[box], strict=True)}
         for digest, number in key:
             is_rule = len(key) == 1 and len(members) == self._class_sizes(digest)[number]
             for rank in self._ranks[digest]:
-                ranks = holders[self._parts[rank].classes[number][1]]
-                place = ranks.index(rank)
+                first, end = span_of[rank]
                 if is_rule:
-                    self._shares[rank].rules[number] = (len(ranks), place)
+                    self._shares[rank].rules[number] = (first, end)
                     continue
                 numbers = self._numbers(digest)
-                kept = (numbers[name] for name in members[place :: len(ranks)])
-                self._shares[rank].exceptions.update(dict.fromkeys(kept, True))
+                self._shares[rank].exceptions.update((numbers[name], True) for name in members[first:end])
 
     def _class_sizes(self, digest: str) -> Mapping[int, int]:
         if digest not in self._sizes:
@@ -300,3 +305,24 @@ def _in_order(names: Mapping[str, RankNames], ranks: Mapping[str, Sequence[int]]
     """Return every tensor's name once: in the order of the lowest rank that has it."""
     digests = sorted(ranks, key=lambda digest: ranks[digest][0])
     return list(dict.fromkeys(name for digest in digests for name in names[digest].tensors))
+
+
+def _owner(ranks: Sequence[int], spans: Sequence[tuple[int, int]], tensor: int) -> int:
+    return next(rank for rank, (first, end) in zip(ranks, spans, strict=True) if first <= tensor < end)
+
+
+def _level_counts(loads: Sequence[int], num_items: int, size: int) -> list[int]:
+    """Add items of one size to loads so that the largest load is as small as can be; return how many go to each."""
+    if len(loads) == 1 or size == 0:
+        return [num_items, *[0] * (len(loads) - 1)]
+    order = sorted(range(len(loads)), key=lambda i: loads[i])  # stable: the lowest of those that are equal
+    level, total = 0, 0
+    for k, i in enumerate(order, 1):
+        total += loads[i]
+        level = (total + num_items * size) // k
+        if k == len(order) or level <= loads[order[k]]:
+            break
+    counts = [max(0, level - load) // size for load in loads]
+    for i in sorted(order, key=lambda i: loads[i] + counts[i] * size)[: num_items - sum(counts)]:
+        counts[i] += 1
+    return counts

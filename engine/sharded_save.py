@@ -10,6 +10,7 @@ has waited too long. So no rank deletes its object while the coordinator commits
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.storage.base import Store
@@ -119,7 +120,9 @@ class _Writing:
             failures = exc.failures if isinstance(exc, RankFailedError) else {0: failure_text(exc)}
             if self._fail_all(failures):
                 raise unconfirmed(save.step, exc) from exc
-            raise
+            if isinstance(exc, RankFailedError) or not isinstance(exc, Exception):
+                raise
+            raise failed(self._topic, failures) from exc
         self.job.replaced = replaced_record(replaces, save.step)
         outcome: JSON = {
             "raw_bytes": sum(as_int(message["raw_bytes"]) for message in said),
@@ -148,7 +151,7 @@ class _Writing:
         check_absent(self.store, self.save.step, self.save.overwrite)
         return read_commit_bytes(self.store, self.save.step)
 
-    def _fail_all(self, failures: dict[int, str]) -> bool:
+    def _fail_all(self, failures: Mapping[int, str]) -> bool:
         """Delete what is there and tell every rank. Returns whether the step is committed after all."""
         is_committed = give_up(self.store, self.save.step, self.save.attempt)
         if is_committed:

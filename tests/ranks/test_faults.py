@@ -30,7 +30,7 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 
 def state_of(step: int) -> dict[str, Any]:
-    return {"x": distributed(tensors(step), mesh_of(NUM_RANKS), [Shard(0)]), "step": step, "plain": torch.ones(3) * step}
+    return {**whole_state(step), "x": distributed(tensors(step), mesh_of(NUM_RANKS), [Shard(0)])}
 
 
 def whole_state(step: int) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def save_with_fault(rank: int, root: str, step: str, bad_rank: int, kind: str, f
         dist.barrier()
         fault.arm()
         began_s = time.monotonic()
-        round_name = {"plan": "plan", "stage": "written"}.get(step)
-        releasing = _release_when_given_up(engine, fault, f"save of step {first + 1}/{round_name}") if round_name else None
+        topic = {"plan": f"save of step {first + 1}/plan", "stage": f"save of step {first + 1}/written"}.get(step)
+        releasing = _release_when_given_up(engine, fault, topic) if topic is not None else None
         try:
             engine.save_async(FaultState(state_of(first + 1), fault), step=first + 1).result()
         except tidegate.CheckpointError as exc:

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 import tidegate
 from tests.kit.crew import Crew
-from tests.kit.sharding import TiedModel, train, training, whole_bits, zeros_like
+from tests.kit.sharding import TiedModel, train, training, whole_bits
 from tidegate.dcp import TidegateReader
 
 
@@ -88,7 +88,7 @@ def test_loads_without_other_ranks(crew: Crew, tmp_path: Path) -> None:
 
 
 def load_by_dcp(rank: int, root: str) -> dict[str, object]:
-    model, optimizer = training(seed=9)
+    model, _ = training(seed=9)
     state = {"model": dict(model.state_dict())}
     dcp.load(state, storage_reader=TidegateReader(root))
     return whole_bits(state)
