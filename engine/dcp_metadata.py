@@ -57,7 +57,7 @@ def shard_map_of(metadata: Metadata, items_of_ranks: Sequence[Sequence[ItemName]
     num_found = 0
     for name, found in metadata.state_dict_metadata.items():
         if isinstance(found, BytesStorageMetadata):
-            maker.made.objects[name] = _rank(rank_of, (name, None))
+            maker.add_value(name, _rank(rank_of, (name, None)))
             num_found += 1
         else:
             maker.add(name, _spec(name, found), _layout(name, found, rank_of))

@@ -71,8 +71,21 @@ class PartFinder:
                 class_of.append(numbers.setdefault((spec, box), len(numbers)))
                 names.append(name)
                 shards.append(tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach())
-        here = RankNames(tuple(names), tuple(class_of), tuple(flat.values), flat.paths)
+        here = RankNames(tuple(names), tuple(class_of), tuple(flat.values), _places(names, flat), flat.paths)
         return LocalPart(RankPart(here.digest(), tuple(numbers)), here, shards, list(flat.values.values()))
+
+
+def _places(tensors: Sequence[str], flat: Flat) -> tuple[int, ...]:
+    """Return how many of the tensors come before each value."""
+    is_tensor = set(tensors)
+    num_before = 0
+    places = []
+    for name in flat.paths:
+        if name in is_tensor:
+            num_before += 1
+        elif name in flat.values:
+            places.append(num_before)
+    return tuple(places)
 
 
 class BoxFinder:

@@ -53,7 +53,7 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
         job.modes.add("in place")
         resources.prepare(has_cuda=planned.has_cuda)
         stage_in_place(job)
-        store, key = _open(path_or_url)
+        store, key = open_file(path_or_url)
         try:
             record, totals = write_object(
                 job, store.create(key, size_hint_bytes=planned.plan.raw_bytes // 2, replace=True), key, resources,
@@ -99,7 +99,7 @@ def load(
     """
     _check_is_file(path_or_url)
     try:
-        store, key = _open(path_or_url)
+        store, key = open_file(path_or_url)
         try:
             index = read_index(store, key)
             if not index.manifest:
@@ -129,8 +129,8 @@ def _check_is_file(path_or_url: str | os.PathLike[str]) -> None:
             raise CheckpointNotFoundError(f"there is no file {path}")
 
 
-def _open(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
-    """Split into a store and a key."""
+def open_file(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Split the path of an object that stands alone into a store and a key."""
     text = os.fspath(path_or_url)
     if "://" in text:
         root, _, key = text.rpartition("/")

@@ -56,6 +56,7 @@ class ShardMap:
         layouts: The distinct layouts.
         tensor_layout: Index into `layouts`, by tensor.
         objects: For each value that is no tensor, the rank whose object holds it.
+        places: For each value, how many tensors come before it in the state, so that keys keep their order.
         paths: Where in the nested state a name stands; None: the state was flat.
     """
 
@@ -66,6 +67,7 @@ class ShardMap:
     layouts: list[ShardLayout] = field(default_factory=list)
     tensor_layout: list[int] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
     paths: Mapping[str, PathSteps] | None = None
 
     def tensors(self) -> Iterator[tuple[str, GlobalSpec, ShardLayout]]:
@@ -73,6 +75,13 @@ class ShardMap:
         specs, layouts = self.specs, self.layouts
         for name, spec, layout in zip(self.names, self.tensor_spec, self.tensor_layout, strict=True):
             yield name, specs[spec], layouts[layout]
+
+
+    def ordered(self) -> list[str]:
+        """Return the names of tensors and values in the order of the state."""
+        rows = [((place, 0), name) for place, name in enumerate(self.names, 1)]
+        rows += [((place, 1), name) for place, name in zip(self.places, self.objects, strict=True)]
+        return [name for _, name in sorted(rows, key=lambda row: row[0])]
 
 
 class ShardMapMaker:
@@ -96,6 +105,11 @@ class ShardMapMaker:
         self.made.names.append(name)
         self.made.tensor_spec.append(spec)
         self.made.tensor_layout.append(layout)
+
+    def add_value(self, name: str, rank: int, place: int | None = None) -> None:
+        """Add a value that is no tensor, by default behind the tensors that were added."""
+        self.made.objects[name] = rank
+        self.made.places.append(len(self.made.names) if place is None else place)
 
     def spec_number(self, spec: GlobalSpec) -> int:
         """Return the number of a spec."""

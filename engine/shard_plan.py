@@ -35,19 +35,22 @@ class RankNames:
         tensors: Names of tensors.
         class_of: The class of each, by number.
         values: Names of what is no tensor.
+        places: How many of the tensors come before each value.
         paths: Where each of both stands in the nested state.
     """
 
     tensors: tuple[str, ...]
     class_of: tuple[int, ...]
     values: tuple[str, ...]
+    places: tuple[int, ...] = ()
     paths: Mapping[str, PathSteps] = field(default_factory=dict)
 
     def to_json(self) -> JSON:
         """Write it for the coordinator."""
         odd: JSON = {name: list(steps) for name, steps in self.paths.items() if steps != tuple(name.split("."))}
         return {
-            "tensors": list(self.tensors), "classes": list(self.class_of), "values": list(self.values), "paths": odd
+            "tensors": list(self.tensors), "classes": list(self.class_of), "values": list(self.values),
+            "places": list(self.places), "paths": odd,
         }  # fmt: skip
 
     @classmethod
@@ -59,7 +62,7 @@ class RankNames:
         paths = {
             name: tuple(as_list(odd[name])) if name in odd else tuple(name.split(".")) for name in tensors + values
         }
-        return cls(tensors, as_ints(fields["classes"]), values, paths)
+        return cls(tensors, as_ints(fields["classes"]), values, as_ints(fields["places"]), paths)
 
     def digest(self) -> str:
         """Name this set of names."""
@@ -250,7 +253,7 @@ class _Division:
         return next(iter(specs)), holders
 
     def _level(self, ranks: Sequence[int], num_tensors: int, num_bytes: int) -> list[tuple[int, int]]:
-        """Share tensors of one size out among ranks that all have them, so that the fullest gets no fuller than need be.
+        """Share tensors of one size out among ranks that all have them: the fullest gets no fuller than need be.
 
         Returns:
             By rank: the first tensor that it writes, and the one after its last.
@@ -292,11 +295,12 @@ class _Division:
         return self._number_of[digest]
 
     def _place_values(self) -> None:
+        place_of = {name: i for i, name in enumerate(self._maker.made.names, 1)}
         for digest, ranks in sorted(self._ranks.items(), key=lambda item: item[1][0]):
-            rank = ranks[0]
-            for i, name in enumerate(self._names[digest].values):
+            rank, here = ranks[0], self._names[digest]
+            for i, (name, place) in enumerate(zip(here.values, here.places, strict=True)):
                 if name not in self._maker.made.objects:
-                    self._maker.made.objects[name] = rank
+                    self._maker.add_value(name, rank, place_of[here.tensors[place - 1]] if place else 0)
                     self._shares[rank].values.append(i)
                     self._num_items[rank] += 1
 

@@ -77,7 +77,13 @@ def parse_commit_manifest(store: Store, record: CommitRecord, text: bytes) -> Sh
 
 
 def load_sharded(
-    store: Store, manifest: ShardedManifest, *, map_location: MapLocation, into: object | None, part: PartPaths
+    store: Store,
+    manifest: ShardedManifest,
+    *,
+    map_location: MapLocation,
+    into: object | None,
+    part: PartPaths,
+    targets: Mapping[str, torch.Tensor] | None = None,
 ) -> object:
     """Read a sharded checkpoint. Blocks. Needs no other rank.
 
@@ -88,6 +94,7 @@ def load_sharded(
         into: A state of the same structure: of its DTensors this rank's shards are filled in place, and what does not
             belong to them is not read. None: all tensors come back whole.
         part: The path of a part, or several.
+        targets: In place of `into`: what whole tensors are read into, by name.
 
     Returns:
         As for `CheckpointEngine.load`.
@@ -99,7 +106,8 @@ def load_sharded(
     reader = ShardReader(store, manifest)
     try:
         with torch.inference_mode(False), torch.no_grad():
-            leaves = _fill(reader, names, _targets(manifest.shards, names, map_location, into))
+            goals = _targets(manifest.shards, names, map_location, into) if targets is None else targets
+            leaves = _fill(reader, names, {name: goals[name] for name in names.wanted if name in goals})
     except CheckpointError:
         raise
     except Exception as exc:
@@ -122,7 +130,7 @@ class _Names:
         self._paths = shards.paths
         self._parts = [part] if isinstance(part, str) else None if part is None else list(part)
         self._is_one = isinstance(part, str)
-        everything = [*shards.names, *shards.objects]
+        everything = shards.ordered()
         self.wanted = everything if self._parts is None else [name for name in everything if self._part_of(name)]
         for name in self._parts or ():
             if not any(_is_within(found, name) for found in self.wanted):

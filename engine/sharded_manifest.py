@@ -71,7 +71,7 @@ def dump_shards(shards: ShardMap) -> bytes:
         "tensor_spec": _pack(shards.tensor_spec),
         "tensor_layout": _pack(shards.tensor_layout),
         "tensors": list(shards.names),
-        "values": [[name, rank] for name, rank in shards.objects.items()],
+        "values": [[name, rank, n] for (name, rank), n in zip(shards.objects.items(), shards.places, strict=True)],
         "paths": None if shards.paths is None else _path_nodes(shards.paths),
     }
     return ",\n".join(_lines(fields)).encode()
@@ -147,9 +147,11 @@ def _parse_object(item: JSON) -> ObjectRecord:
 def _parse_shards(fields: dict[str, JSON]) -> ShardMap:
     names = [as_str(name) for name in as_list(fields["tensors"])]
     objects: dict[str, int] = {}
+    places: list[int] = []
     for item in as_list(fields["values"]):
-        name, rank = as_list(item)
+        name, rank, place = as_list(item)
         objects[as_str(name)] = as_int(rank)
+        places.append(as_int(place))
     if len(objects) != len(as_list(fields["values"])):
         raise ValueError("a value's name comes twice")
     return ShardMap(
@@ -160,6 +162,7 @@ def _parse_shards(fields: dict[str, JSON]) -> ShardMap:
         layouts=[_parse_layout(node) for node in as_list(fields["layouts"])],
         tensor_layout=_unpack(fields["tensor_layout"], len(names)),
         objects=objects,
+        places=places,
         paths=None if fields["paths"] is None else _parse_paths(as_dict(fields["paths"]), [*names, *objects]),
     )
 

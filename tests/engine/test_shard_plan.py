@@ -13,7 +13,7 @@ from tidegate.sharded_manifest import ShardedManifest, dump_sharded, is_sharded,
 def names_of(*tensors: tuple[str, int], values: tuple[str, ...] = ()) -> RankNames:
     names = tuple(name for name, _ in tensors)
     paths = {name: tuple(name.split(".")) for name in (*names, *values)}
-    return RankNames(names, tuple(number for _, number in tensors), values, paths)
+    return RankNames(names, tuple(number for _, number in tensors), values, (len(names),) * len(values), paths)
 
 
 def rows(num_rows: int, start: int, size: int, width: int = 4) -> tuple[GlobalSpec, tuple]:
