@@ -81,13 +81,17 @@ class Council:
         self._board = board
         self._silence_s = silence_s
         self._is_closed = threading.Event()
-        self._pulse = threading.Thread(target=self._beat, name="tidegate-pulse", daemon=True)
-        self._pulse.start()
+        self._pulse: threading.Thread | None = None
 
     @property
     def is_coordinator(self) -> bool:
         """Whether this rank decides."""
         return self.rank == 0
+
+    def show_pulse(self) -> None:
+        """Show from now on, by a thread of its own, that this rank's process lives."""
+        self._pulse = threading.Thread(target=self._beat, name="tidegate-pulse", daemon=True)
+        self._pulse.start()
 
     def say(self, topic: str, message: JSON = None, *, failure: str | None = None) -> None:
         """Tell the coordinator something, or that this rank has failed. Does not block."""
@@ -168,7 +172,8 @@ class Council:
     def close(self) -> None:
         """End the pulse. May be called again."""
         self._is_closed.set()
-        self._pulse.join()
+        if self._pulse is not None:
+            self._pulse.join()
 
     def _decide(self, topic: str, wanted: str) -> str:
         key = f"{topic}/decision"
@@ -302,4 +307,6 @@ def open_council(group: dist.ProcessGroup, *, silence_s: float = 30.0) -> Counci
     if rank != 0:
         host, port = str(address[0]), int(str(address[1]))
         board = TCPStore(host, port, None, False, _STORE_TIMEOUT, wait_for_workers=False)
-    return Council(cast(Board, board), rank, num_ranks, silence_s=silence_s)
+    council = Council(cast(Board, board), rank, num_ranks, silence_s=silence_s)
+    council.show_pulse()
+    return council

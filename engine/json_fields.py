@@ -15,7 +15,10 @@ def as_int(value: JSON, *, minimum: int = 0) -> int:
 
 def as_ints(value: JSON) -> tuple[int, ...]:
     """Return a list of whole numbers that are not negative."""
-    return tuple(as_int(item) for item in as_list(value))
+    items = as_list(value)
+    if set(map(type, items)) - {int} or (items and not 0 <= min(items) <= max(items) < 1 << 63):  # type: ignore[type-var,operator]
+        raise TypeError(f"expected whole numbers, got {shown(value)}")
+    return tuple(items)  # type: ignore[arg-type]
 
 
 def as_str(value: JSON) -> str:

@@ -12,6 +12,7 @@ from .local_part import LocalPart
 from .save import new_attempt
 from .shard_map import ShardMap
 from .shard_plan import RankNames, RankPart, Share, share_out
+from .sharded_manifest import dump_shards
 from .types import JSON
 
 
@@ -20,15 +21,18 @@ class PlanRound:
 
     Attributes:
         shards: On the coordinator: who holds what.
+        shards_text: On the coordinator: the same, as the manifest has it.
         num_items: On the coordinator: how many tensors and values each rank writes.
     """
 
     def __init__(self, council: Council) -> None:
         self.shards: ShardMap | None = None
+        self.shards_text = b""
         self.num_items: list[int] = []
         self._council = council
         self._names: dict[str, RankNames] = {}
         self._parts: list[RankPart] = []
+        self._digests: list[str] = []
         self._shares: list[Share] = []
 
     def run(
@@ -59,9 +63,8 @@ class PlanRound:
             RankFailedError: They do not agree.
         """
         council = self._council
-        council.say(
-            topic, {"step": step, "lineage": lineage, "part": local.part.to_json(), "is_staged": staged is not None}
-        )
+        part = None if staged is not None else local.part.to_json()
+        council.say(topic, {"step": step, "lineage": lineage, "digest": local.part.digest(), "part": part})
         if council.is_coordinator:
             self._preside(topic, local, deadline_s)
         reply = as_dict(council.hear(topic, hear_deadline_s))
@@ -86,7 +89,7 @@ class PlanRound:
             failures = exc.failures if isinstance(exc, RankFailedError) else {0: failure_text(exc)}
             self._council.reply_failure(topic, failures)
             self._council.clear(topic)
-            self._parts = []
+            self._parts, self._digests = [], []
             if isinstance(exc, RankFailedError) or not isinstance(exc, Exception):
                 raise
             raise failed(topic, failures) from exc
@@ -95,21 +98,29 @@ class PlanRound:
     def _decide(self, topic: str, local: LocalPart, deadline_s: float) -> dict[int, JSON]:
         said = [as_dict(message) for message in self._council.gather(topic, deadline_s)]
         _refuse_strangers(topic, [(message["step"], message["lineage"]) for message in said])
-        parts = [RankPart.from_json(message["part"]) for message in said]
+        are_staged = [message["part"] is None for message in said]
+        digests = [as_str(message["digest"]) for message in said]
+        known = dict(enumerate(self._digests))
+        if any(is_staged and known.get(rank) != digests[rank] for rank, is_staged in enumerate(are_staged)):
+            self._refuse_change(topic, are_staged)
+        parts = [
+            self._parts[rank] if known.get(rank) == digests[rank] else RankPart.from_json(message["part"])
+            for rank, message in enumerate(said)
+        ]
         self._learn_names(topic, local, parts, deadline_s)
         before = self._shares if self._parts else []
-        if parts != self._parts:
+        if digests != self._digests:
             self.shards, self._shares, self.num_items = share_out(parts, self._names)
-            self._parts = parts
+            self.shards_text = dump_shards(self.shards)
+            self._parts, self._digests = parts, digests
             used = {part.names for part in parts}
             self._names = {digest: names for digest, names in self._names.items() if digest in used}
         attempt = new_attempt()
         replies: dict[int, JSON] = {}
-        for rank, (message, share) in enumerate(zip(said, self._shares, strict=True)):
-            is_same = bool(before) and before[rank] == share
-            if message["is_staged"] and not is_same:
-                self._refuse_change(topic, [bool(other["is_staged"]) for other in said])
-            replies[rank] = {"attempt": attempt, "share": None if message["is_staged"] else share.to_json()}
+        for rank, (is_staged, share) in enumerate(zip(are_staged, self._shares, strict=True)):
+            if is_staged and before[rank] != share:
+                self._refuse_change(topic, are_staged)
+            replies[rank] = {"attempt": attempt, "share": None if is_staged else share.to_json()}
         return replies
 
     def _learn_names(self, topic: str, local: LocalPart, parts: Sequence[RankPart], deadline_s: float) -> None:

@@ -86,6 +86,10 @@ class RankPart:
             ],
         }
 
+    def digest(self) -> str:
+        """Name this part."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(self.to_json()).encode())
+
     @classmethod
     def from_json(cls, node: JSON) -> RankPart:
         """Read what a rank has sent."""

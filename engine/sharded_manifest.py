@@ -47,8 +47,13 @@ def is_sharded(text: bytes) -> bool:
     return _MARK in text[:_HEAD_BYTES]
 
 
-def dump_sharded(manifest: ShardedManifest) -> bytes:
-    """Write a manifest as JSON, one top-level key a line; what is the same in each save of one structure comes last."""
+def dump_sharded(manifest: ShardedManifest, shards_text: bytes | None = None) -> bytes:
+    """Write a manifest as JSON, one top-level key a line; what is the same in each save of one structure comes last.
+
+    Args:
+        manifest: The manifest.
+        shards_text: What `dump_shards` has written of its shards already.
+    """
     fields: dict[str, JSON] = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
@@ -59,7 +64,8 @@ def dump_sharded(manifest: ShardedManifest) -> bytes:
         "metadata": dict(manifest.metadata),
         "objects": [[o.key, o.num_bytes, f"{o.tail_digest:016x}"] for o in manifest.objects],
     }
-    return ("{\n" + ",\n".join(_lines(fields)) + ",\n").encode() + dump_shards(manifest.shards) + b"\n}\n"
+    shards_text = dump_shards(manifest.shards) if shards_text is None else shards_text
+    return ("{\n" + ",\n".join(_lines(fields)) + ",\n").encode() + shards_text + b"\n}\n"
 
 
 def dump_shards(shards: ShardMap) -> bytes:

@@ -114,7 +114,7 @@ class _Writing:
             replaces = self._replaced_bytes()
             if not council.may_commit(self._topic):
                 raise SaveError("a rank has given the save up, as no word came in time", stage="commit")
-            text = dump_sharded(manifest)
+            text = dump_sharded(manifest, self.ranks.rounds.shards_text)
             commit = commit_attempt(self.store, save.step, save.attempt, text, replaces)
         except BaseException as exc:
             failures = exc.failures if isinstance(exc, RankFailedError) else {0: failure_text(exc)}
