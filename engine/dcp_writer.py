@@ -38,6 +38,7 @@ from .open_root import open_root
 from .options import Options
 from .rank_object import job_in_place, write_rank_object
 from .resources import Resources
+from .retention import apply_retention
 from .save import (
     check_absent,
     commit_attempt,
@@ -88,6 +89,7 @@ class TidegateWriter(StorageWriter):
         metadata: JSON to keep in the manifest; the coordinator's counts.
         chunk_bytes: The pipeline's unit.
         host_budget_bytes: The most host memory for frames in flight; None: half of what is available.
+        keep_last: How many of the newest checkpoints stay after a commit; None: all.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -103,10 +105,13 @@ class TidegateWriter(StorageWriter):
         metadata: Mapping[str, JSON] | None = None,
         chunk_bytes: int = 64 << 20,
         host_budget_bytes: int | None = None,
+        keep_last: int | None = None,
     ) -> None:
         super().__init__()
         self._codec = "zstd" if codec == "auto" else codec
-        self._options = Options(codec=self._codec, chunk_bytes=chunk_bytes, host_budget_bytes=host_budget_bytes)
+        self._options = Options(
+            codec=self._codec, chunk_bytes=chunk_bytes, host_budget_bytes=host_budget_bytes, keep_last=keep_last
+        )
         self._root = root
         self._store: Store | None = None
         self._resources: Resources | None = None
@@ -246,6 +251,7 @@ class TidegateWriter(StorageWriter):
             replaced = replaced_record(self._replaces, step)
             if replaced is not None:
                 delete_attempt(store, replaced)
+            apply_retention(store, self._options.keep_last, None)
 
     # --- what the stager calls ---
 

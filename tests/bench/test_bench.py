@@ -107,3 +107,11 @@ def test_a_benchmark_runs_on_a_gpu(module: str, tmp_path: Path) -> None:
         assert found["summary"]["exact"]
         assert {cell["component"] for cell in found["cells"]} == {"weights", "master", "m", "v", "gradients"}
         assert set(found["models"]) == {"dense", "moe"}
+
+
+@pytest.mark.slow
+def test_the_commit_of_many_ranks_is_measured(tmp_path: Path) -> None:
+    runs = run_tiny("scale", "scale-tiny", tmp_path)["runs"]
+    assert [run["num_ranks"] for run in runs] == [8, 16, 16]
+    assert all(run["manifest_bytes"] < 200 * 200 for run in runs)
+    assert runs[1]["requests"] < 2.5 * runs[0]["requests"], "linear"
