@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -11,7 +12,6 @@ from tidegate.codec.base import HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.digest import digest
 from tidegate.codec.errors import CorruptionError
 from tidegate.codec.frame import decode_frame
-from tidegate.storage.base import Store
 
 from .buffers import BufferPool
 from .load_plan import ReadItem
@@ -19,6 +19,14 @@ from .sources import bytes_at
 
 _LEAST_READ_IN_PLACE_BYTES = 1 << 20
 # Below, a second read costs more than a copy.
+
+
+class FrameSource(Protocol):
+    """Where frames are read from: a store, or what stands before one."""
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` with an object's bytes from `offset` on; see `Store.read_into`."""
+        ...
 
 
 class HostDecoder:
@@ -29,7 +37,7 @@ class HostDecoder:
         pool: Host buffers, for frames and for what is decoded on its way elsewhere: at most two at a time a thread.
     """
 
-    def __init__(self, store: Store, pool: BufferPool) -> None:
+    def __init__(self, store: FrameSource, pool: BufferPool) -> None:
         self._store = store
         self._pool = pool
 

@@ -20,6 +20,7 @@ from .errors import (
     LoadError,
     RankFailedError,
 )
+from .frame_share import FrameShare
 from .json_fields import as_dict, as_int, as_str
 from .locate import MapLocation
 from .parts import PartPaths
@@ -72,14 +73,20 @@ class LoadRound:
             if record is None:
                 raise CheckpointNotFoundError(f"no checkpoint is committed at {store.url} that was asked for: {step}")
             state, failure = None, None
+            deadline_s = time.monotonic() + self.timeout_s
+            share = FrameShare(self.council, f"{self.topic}/{number}/frames", deadline_s, self.grace_s)
             try:
-                state = load_sharded(
-                    store, open_sharded(store, record), map_location=map_location, into=into, part=part
-                )
+                manifest = open_sharded(store, record)
+                state = load_sharded(store, manifest, map_location=map_location, into=into, part=part, share=share)
             except CheckpointError as exc:
                 failure = exc
-            if self._all_loaded(f"{self.topic}/{number}/loaded", failure, is_last=not records or step != "latest"):
-                return state, record.attempt
+            is_last = not records or step != "latest"
+            try:
+                share.skip()
+                if self._all_loaded(f"{self.topic}/{number}/loaded", failure, is_last=is_last):
+                    return state, record.attempt
+            finally:
+                share.close()
             warnings.warn(
                 f"checkpoint of step {record.step} is damaged and was passed over: {failure or 'another rank says so'}",
                 CheckpointWarning,

@@ -13,6 +13,9 @@ from tidegate.storage.base import Store
 
 from .boxes import Box, Boxes, BoxRequest
 from .errors import LoadError
+from .frame_share import FrameShare
+from .frames import FrameSource
+from .load_plan import ReadItem
 from .parts import Part, tensors_in
 from .places import Places
 from .rank_object import RankObject, open_rank_object
@@ -20,6 +23,7 @@ from .readers import read_frames
 from .rebuild import rebuild
 from .shard_map import Offsets, ShardMap, object_name, shard_name
 from .sharded_manifest import ShardedManifest
+from .table import StateTable
 
 _NUM_THREADS = max(2, min(8, os.cpu_count() or 2))
 
@@ -41,16 +45,27 @@ class ShardRead:
     target: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _ObjectRead:
+    """What is read of one object."""
+
+    table: StateTable
+    boxes: Boxes
+    items: Sequence[ReadItem]
+
+
 class ShardReader:
     """Reads from one checkpoint. Opens the object of a rank when something of it is asked for.
 
     Args:
         store: Where it is.
         manifest: What it holds.
+        share: What this rank shares with the others of its host, if it loads together with them.
     """
 
-    def __init__(self, store: Store, manifest: ShardedManifest) -> None:
+    def __init__(self, store: Store, manifest: ShardedManifest, share: FrameShare | None = None) -> None:
         self._store = store
+        self._share = share
         self._manifest = manifest
         self._opened: dict[int, RankObject] = {}
         self._rank_of = {name: layout for name, _, layout in manifest.shards.tensors()}
@@ -70,8 +85,16 @@ class ShardReader:
         by_rank: dict[int, list[ShardRead]] = defaultdict(list)
         for read in reads:
             by_rank[self._rank(read.name, read.offsets)].append(read)
-        for rank in sorted(by_rank):
-            self._read_from(rank, by_rank[rank])
+        parts = [self._part(rank, by_rank[rank]) for rank in sorted(by_rank)]
+        source: FrameSource = self._store
+        if self._share is not None:
+            frames = [
+                (item.key, item.entry.offset, item.entry.header.frame_bytes) for part in parts for item in part.items
+            ]
+            source = self._share.around(self._store, frames)
+        for part in parts:
+            read_frames(source, part.table, part.items, part.boxes, num_threads=_NUM_THREADS)
+            part.boxes.finish()
 
     def read_values(self, names: Iterable[str]) -> Mapping[str, object]:
         """Return values that are no tensors, by name. Blocks. Raises as above."""
@@ -86,7 +109,8 @@ class ShardReader:
             found.update(self._values_from(rank, by_rank[rank]))
         return found
 
-    def _read_from(self, rank: int, reads: Sequence[ShardRead]) -> None:
+    def _part(self, rank: int, reads: Sequence[ShardRead]) -> _ObjectRead:
+        """Find what is to be read of a rank's object."""
         opened, key = self._open(rank), self._manifest.objects[rank].key
         requests = [
             BoxRequest(opened.tensor_index(shard_name(read.name, read.offsets), key), read.box, read.target)
@@ -95,8 +119,7 @@ class ShardReader:
         for request, read in zip(requests, reads, strict=True):
             _check_fits(request, read, opened)
         boxes = Boxes(opened.table, requests)
-        read_frames(self._store, opened.table, boxes.needed(opened.plan.items), boxes, num_threads=_NUM_THREADS)
-        boxes.finish()
+        return _ObjectRead(opened.table, boxes, boxes.needed(opened.plan.items))
 
     def _values_from(self, rank: int, names: Sequence[str]) -> dict[str, object]:
         opened = self._open(rank)

@@ -14,6 +14,7 @@ from .boxes import intersection, relative, slices
 from .commit import CommitRecord, read_commits, step_folder
 from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, CorruptCheckpointError, LoadError
 from .flatten import assemble, flatten
+from .frame_share import FrameShare
 from .load import manifest_text
 from .local_part import BoxFinder
 from .locate import Locator, MapLocation
@@ -84,6 +85,7 @@ def load_sharded(
     into: object | None,
     part: PartPaths,
     targets: Mapping[str, torch.Tensor] | None = None,
+    share: FrameShare | None = None,
 ) -> object:
     """Read a sharded checkpoint. Blocks. Needs no other rank.
 
@@ -95,6 +97,7 @@ def load_sharded(
             belong to them is not read. None: all tensors come back whole.
         part: The path of a part, or several.
         targets: In place of `into`: what whole tensors are read into, by name.
+        share: What this rank shares with the others of its host.
 
     Returns:
         As for `CheckpointEngine.load`.
@@ -103,7 +106,7 @@ def load_sharded(
         LoadError: `into` does not fit, or a frame cannot be read. `into` may be half filled then.
     """
     names = _Names(manifest.shards, part)
-    reader = ShardReader(store, manifest)
+    reader = ShardReader(store, manifest, share)
     try:
         with torch.inference_mode(False), torch.no_grad():
             goals = _targets(manifest.shards, names, map_location, into) if targets is None else targets

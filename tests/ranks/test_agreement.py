@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,32 @@ def test_only_frames_that_cover_the_box_are_read(crew: Crew, tmp_path: Path, num
     crew.run(2, save_large, str(tmp_path), 2)
     for num_bytes in crew.run(num_loading, frames_read, str(tmp_path), num_loading):
         assert num_bytes <= (1 << 20) // num_loading + (1 << 16) + (64 << 10)
+
+
+def load_copies(rank: int, root: str) -> tuple[int, dict[str, object]]:
+    store = ReadingStore(open_store(root))
+    mesh = mesh_of(dist.get_world_size())
+    state = zeros_like({"x": distributed(whole_tensors(), mesh, [Replicate()]), "plain": torch.zeros(1 << 15)})
+    with tidegate.CheckpointEngine(store, process_group=dist.group.WORLD) as engine:
+        before = store.num_bytes_of(".tg")
+        loaded = engine.load(into=state)
+    store.close()
+    return store.num_bytes_of(".tg") - before, whole_bits(loaded)
+
+
+def save_whole(rank: int, root: str) -> None:
+    mesh = mesh_of(dist.get_world_size())
+    state = {"x": distributed(whole_tensors(), mesh, [Shard(0)]), "plain": torch.arange(1.0 * (1 << 15))}
+    with engine_of(root, codec="raw", chunk_bytes=1 << 16) as engine:
+        engine.save_async(state, step=1).result()
+
+
+def test_ranks_of_one_host_read_each_frame_once(crew: Crew, tmp_path: Path) -> None:
+    crew.run(2, save_whole, str(tmp_path))
+    stored_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*.tg"))
+    expected = whole_bits({"x": whole_tensors(), "plain": torch.arange(1.0 * (1 << 15))})
+    outcomes = crew.run(4, load_copies, str(tmp_path))
+    assert all(loaded == expected for _, loaded in outcomes)
+    tails_bytes = 4 * 2 * 4096  # every rank reads every object's tail
+    assert sum(num_bytes for num_bytes, _ in outcomes) <= stored_bytes + 2 * tails_bytes
+    assert not [path for path in Path("/dev/shm").glob("tidegate-*") if path.stat().st_uid == os.getuid()]
