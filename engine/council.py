@@ -13,6 +13,7 @@ Each rank's process also shows a pulse, so that one that was killed is noticed l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -34,6 +35,7 @@ _PIECE_BYTES = 4 << 20
 
 _LEAST_NAP_S = 0.0005
 _LONGEST_NAP_S = 0.02
+_FAREWELL_S = 5.0
 _STORE_TIMEOUT = timedelta(seconds=60)
 _UNDECIDED, _COMMIT, _ABORT = "", "commit", "abort"
 
@@ -82,6 +84,7 @@ class Council:
         self._silence_s = silence_s
         self._is_closed = threading.Event()
         self._pulse: threading.Thread | None = None
+        self._last_reply: dict[int, str] = {}
 
     @property
     def is_coordinator(self) -> bool:
@@ -145,13 +148,13 @@ class Council:
     def reply(self, topic: str, messages: Mapping[int, JSON]) -> None:
         """On the coordinator: answer ranks."""
         for rank, message in messages.items():
-            self._put(f"{topic}/reply/{rank}", {"message": message})
+            self._put_reply(topic, rank, {"message": message})
 
     def reply_failure(self, topic: str, failures: Mapping[int, str]) -> None:
         """On the coordinator: tell every rank which have failed."""
         node: JSON = {str(rank): text for rank, text in failures.items()}
         for rank in range(self.num_ranks):
-            self._put(f"{topic}/reply/{rank}", {"failures": node})
+            self._put_reply(topic, rank, {"failures": node})
 
     def may_commit(self, topic: str) -> bool:
         """On the coordinator: settle that the save is committed, unless a rank has given it up."""
@@ -170,10 +173,28 @@ class Council:
             self._delete(f"{topic}/{rank}")
 
     def close(self) -> None:
-        """End the pulse. May be called again."""
+        """End the pulse. On the coordinator, wait for a moment until the others have heard the last word: then its
+        process may end, and the board with it. May be called again."""
+        if not self._is_closed.is_set():
+            with contextlib.suppress(RankFailedError):
+                self._await_heard()
         self._is_closed.set()
         if self._pulse is not None:
             self._pulse.join()
+
+    def _put_reply(self, topic: str, rank: int, reply: dict[str, JSON]) -> None:
+        key = f"{topic}/reply/{rank}"
+        self._put(key, reply)
+        self._last_reply[rank] = key
+
+    def _await_heard(self) -> None:
+        watch = _Watch(self._board, self._silence_s)
+        deadline_s = time.monotonic() + _FAREWELL_S
+        waiting = {rank: key for rank, key in self._last_reply.items() if rank != self.rank}
+        while waiting and time.monotonic() < deadline_s:
+            gone = watch.dead(list(waiting))
+            waiting = {rank: key for rank, key in waiting.items() if rank not in gone and self._is_there(key)}
+            time.sleep(_LEAST_NAP_S)
 
     def _decide(self, topic: str, wanted: str) -> str:
         key = f"{topic}/decision"
