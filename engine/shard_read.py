@@ -12,7 +12,7 @@ import torch
 from tidegate.storage.base import Store
 
 from .boxes import Box, Boxes, BoxRequest
-from .errors import LoadError
+from .errors import CorruptCheckpointError, LoadError
 from .frame_share import FrameShare
 from .frames import FrameSource
 from .load_plan import ReadItem
@@ -24,6 +24,7 @@ from .rebuild import rebuild
 from .shard_map import Offsets, ShardMap, object_name, shard_name
 from .sharded_manifest import ShardedManifest
 from .table import StateTable
+from .tensors import TensorSpec
 
 _NUM_THREADS = max(2, min(8, os.cpu_count() or 2))
 
@@ -68,8 +69,8 @@ class ShardReader:
         self._share = share
         self._manifest = manifest
         self._opened: dict[int, RankObject] = {}
-        self._rank_of = {name: layout for name, _, layout in manifest.shards.tensors()}
-        self._places: dict[int, dict[Offsets, int]] = {}
+        self._cut = {name: (spec, layout) for name, spec, layout in manifest.shards.tensors()}
+        self._places: dict[int, dict[Offsets, tuple[int, tuple[int, ...]]]] = {}
 
     @property
     def shards(self) -> ShardMap:
@@ -84,7 +85,7 @@ class ShardReader:
         """
         by_rank: dict[int, list[ShardRead]] = defaultdict(list)
         for read in reads:
-            by_rank[self._rank(read.name, read.offsets)].append(read)
+            by_rank[self._place(read.name, read.offsets)[0]].append(read)
         parts = [self._part(rank, by_rank[rank]) for rank in sorted(by_rank)]
         source: FrameSource = self._store
         if self._share is not None:
@@ -117,6 +118,7 @@ class ShardReader:
             for read in reads
         ]
         for request, read in zip(requests, reads, strict=True):
+            self._check_is_planned(read, opened.table.spec(request.tensor), key)
             _check_fits(request, read, opened)
         boxes = Boxes(opened.table, requests)
         return _ObjectRead(opened.table, boxes, boxes.needed(opened.plan.items))
@@ -131,15 +133,28 @@ class ShardReader:
         tensors = places.finish()
         return {name: rebuild(part.node, tensors, f".{name}") for name, part in parts.items()}
 
-    def _rank(self, name: str, offsets: Offsets) -> int:
-        layout = self._rank_of.get(name)
-        if layout is not None:
+    def _place(self, name: str, offsets: Offsets) -> tuple[int, tuple[int, ...]]:
+        """Return the rank that holds a shard, and the shard's shape."""
+        if name in self._cut:
+            layout = self._cut[name][1]
             places = self._places.get(id(layout))
             if places is None:
-                places = self._places[id(layout)] = dict(zip(layout.offsets, layout.ranks, strict=True))
+                rows = zip(layout.ranks, layout.sizes, strict=True)
+                places = self._places[id(layout)] = dict(zip(layout.offsets, rows, strict=True))
             if offsets in places:
                 return places[offsets]
         raise LoadError(f"there is no shard of {name!r} at {list(offsets)} in the checkpoint", stage="open", fqn=name)
+
+    def _check_is_planned(self, read: ShardRead, stored: TensorSpec, key: str) -> None:
+        """Refuse an object whose own manifest says something else than the checkpoint's."""
+        planned, shape = self._cut[read.name][0].dtype, self._place(read.name, read.offsets)[1]
+        if (stored.dtype, stored.shape) != (planned, shape):
+            raise CorruptCheckpointError(
+                f"object {key} holds {stored} of {read.name}; the manifest says {planned}{list(shape)}",
+                key=key,
+                stage="open",
+                fqn=read.name,
+            )
 
     def _open(self, rank: int) -> RankObject:
         if rank not in self._opened:

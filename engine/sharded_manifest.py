@@ -121,8 +121,9 @@ def parse_sharded(text: bytes, key: str) -> ShardedManifest:
     try:
         with collector_at_rest():
             fields = as_dict(json.loads(text))
-            if fields["format"] != FORMAT_NAME or fields["version"] != FORMAT_VERSION:
-                raise ValueError(f"it is of version {shown(fields['version'])}; install the tidegate that wrote it")
+            version = as_int(fields["version"])
+            if fields["format"] != FORMAT_NAME or version != FORMAT_VERSION:
+                raise ValueError(f"it is of version {version}; install the tidegate that wrote it")
             if fields["features"] != [FEATURE]:
                 raise ValueError(f"its features are {shown(fields['features'])}; install the tidegate that wrote it")
             manifest = ShardedManifest(
