@@ -29,9 +29,7 @@ def split_checkpoint_id(checkpoint_id: str | os.PathLike[str] | int) -> tuple[st
         root, _, name = os.fspath(checkpoint_id).rstrip("/").rpartition("/")
         match = _STEP.fullmatch(name)
         if match is None:
-            raise ConfigError(
-                f"checkpoint_id {checkpoint_id!r} names no step; let it end in one, such as 'step-1200'"
-            )
+            raise ConfigError(f"checkpoint_id {checkpoint_id!r} names no step; let it end in one, such as 'step-1200'")
         return root or None, int(match[1])
     return None, checked_step(checkpoint_id)
 

@@ -229,9 +229,7 @@ class TidegateWriter(StorageWriter):
         try:
             found = [result.storage_data for rank in results for result in rank]
             if len(found) != len(results) or not all(isinstance(item, RankResult) for item in found):
-                raise SaveError(
-                    f"{len(results)} ranks have given {len(found)} results, not one each", stage="commit"
-                )
+                raise SaveError(f"{len(results)} ranks have given {len(found)} results, not one each", stage="commit")
             shards = shard_map_of(metadata, [item.item_names() for item in found])
             manifest = ShardedManifest(
                 step, attempt, made_by(), self._metadata, tuple(item.record for item in found), shards
@@ -272,6 +270,8 @@ class TidegateWriter(StorageWriter):
         DCP tells a writer of no failure: the next save calls this, and so does `close`; after `async_save`, hand it to
         the future: `future.add_done_callback(writer.abort_if_failed)`.
         """
+        if self._flight is not None and self._flight.is_alive:
+            return  # what has failed is another save, that was refused for the one in flight
         with self._lock:
             attempt, self._attempt = self._attempt, None
             if attempt is not None and self._is_coordinator and self._store is not None and self._step is not None:
@@ -285,7 +285,9 @@ class TidegateWriter(StorageWriter):
             self.abort()
 
     def close(self) -> None:
-        """Abort what was not finished, and free threads and memory. Blocks. May be called again."""
+        """End the save in flight, abort what was not finished, and free threads and memory. Blocks. May be called
+        again."""
+        self.wait_idle()
         self.abort()
         if self._resources is not None:
             self._resources.close()

@@ -92,5 +92,3 @@ def create_safetensors(path: Path, tensors: Sequence[tuple[str, str, tuple[int, 
         name: row.view(DTYPE_OF_NAME[dtype]).view(shape)
         for (name, dtype, shape), row in zip(ordered, rows, strict=True)
     }
-
-

@@ -76,7 +76,6 @@ class ShardMap:
         for name, spec, layout in zip(self.names, self.tensor_spec, self.tensor_layout, strict=True):
             yield name, specs[spec], layouts[layout]
 
-
     def ordered(self) -> list[str]:
         """Return the names of tensors and values in the order of the state."""
         rows = [((place, 0), name) for place, name in enumerate(self.names, 1)]

@@ -92,9 +92,7 @@ class FaultStore(WrappedStore):
         self._fault = fault
 
     def create(self, key: str, *, size_hint_bytes: int = 0, replace: bool = False) -> ObjectWriter:
-        return _FaultWriter(
-            super().create(key, size_hint_bytes=size_hint_bytes, replace=replace), key, self._fault
-        )
+        return _FaultWriter(super().create(key, size_hint_bytes=size_hint_bytes, replace=replace), key, self._fault)
 
     def compare_and_put(self, key: str, data: bytes, *, expected: bytes | None) -> None:
         if key.endswith("COMMIT"):

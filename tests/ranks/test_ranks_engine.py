@@ -61,9 +61,7 @@ def load_in_place(rank: int, root: str, step: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("snapshot", ["host", "lazy"])
-def test_saved_at_four_ranks_while_training_and_loaded_at_any_number(
-    crew: Crew, tmp_path: Path, snapshot: str
-) -> None:
+def test_saved_at_four_ranks_while_training_and_loaded_at_any_number(crew: Crew, tmp_path: Path, snapshot: str) -> None:
     expected = crew.run(4, save_while_training, str(tmp_path), snapshot)[0]
     for num_ranks in (1, 2, 3, 4, 8) if snapshot == "host" else (2,):
         for step in (1, 4):
