@@ -1,0 +1,74 @@
+"""The rans codec on the CPU: rANS over exponents, everything else packed raw. RANS.md gives the bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import rans_numpy
+from .base import CODEC_VERSIONS, RANS_CODEC, FrameHeader
+from .errors import CorruptionError
+from .rans_format import LOG2_SUM, pack_start, plan_layout, unpack_layout
+from .rans_survey import survey
+from .rans_tables import quantise
+from .rans_units import SHAPES
+from .words import WordType
+
+
+class RansCodec:
+    """rANS in segments. See `tidegate.codec.base.Codec` for the methods.
+
+    With numba installed it is compiled at first use, which takes some seconds once a machine; without, NumPy does the
+    same work more slowly and writes the same bytes.
+    """
+
+    name = "rans"
+    number = RANS_CODEC
+    version = CODEC_VERSIONS[RANS_CODEC]
+
+    def encode_body(self, raw: NDArray[np.uint8], word: WordType, out: NDArray[np.uint8]) -> int | None:
+        """Write a body, or return None where it would be as long as the chunk or longer."""
+        if not raw.size:
+            return None
+        chunk, body = _aligned(raw), _aligned(out)
+        coder, shape = _coder(), SHAPES[word]
+        found = survey(chunk, shape, coder.count_symbols)
+        frequencies = np.stack([quantise(row, shape.spread, found.sampled, LOG2_SUM) for row in found.counts])
+        layout = plan_layout(word, found.tiles, frequencies, found.directory)
+        if layout.raw_end >= raw.size or not coder.encode_segments(chunk, found.coded, layout, body):
+            return None
+        if layout.body_bytes >= raw.size:
+            return None
+        start = pack_start(word, frequencies, layout)
+        body[: start.size] = start
+        if body is not out:
+            out[: layout.body_bytes] = body[: layout.body_bytes]
+        return layout.body_bytes
+
+    def decode_body(self, header: FrameHeader, body: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+        """Check everything that RANS.md asks to check, then decode."""
+        if not out.size:
+            raise CorruptionError("a rans body stands for no bytes, which no writer makes")
+        octets, chunk = _aligned(body), _aligned(out)
+        _coder().decode_segments(unpack_layout(header, octets), octets, chunk)
+        if chunk is not out:
+            np.copyto(out, chunk)
+
+
+@cache
+def _coder() -> ModuleType:
+    """Return the module that codes segments: the compiled one where numba is installed."""
+    if importlib.util.find_spec("numba") is None:
+        return rans_numpy
+    from . import rans_numba
+
+    return rans_numba
+
+
+def _aligned(octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the array, or a copy of it where its address is no multiple of 8."""
+    return octets if octets.ctypes.data % 8 == 0 else octets.copy()
