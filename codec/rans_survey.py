@@ -128,7 +128,9 @@ def _may_be_special(
     """Return which segments that are not zero must be read whole: bool[S]."""
     special = np.ones(directory.num_segments, dtype=bool)
     num_whole = len(probes) // shape.segment_tiles
-    per_segment = probes[: num_whole * shape.segment_tiles].reshape(num_whole, -1)
+    per_segment = probes[: num_whole * shape.segment_tiles].reshape(
+        num_whole, shape.segment_tiles * _SECTOR_BYTES // 8
+    )
     found = (per_segment == per_segment[:, :1]).all(axis=1)
     if shape.has_sign:
         units = per_segment.view(shape.dtype)
