@@ -1,0 +1,630 @@
+// The rans encoder of RANS.md in four kernels: look at the segments, make the tables, code, gather.
+//
+// What stands between them is in global memory: `infos` (one word a segment, below), tile maps, tables, and one slot a
+// segment, into which its stream is written before its place in the body is known. Raw areas go straight into the body.
+// Nothing here waits for the host. No kernel reads or writes past the sizes that it is given, in bytes.
+
+constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;
+constexpr u32 kSampledTiles = 4096;   // a chunk of more tiles is only sampled for the tables
+constexpr u32 kPackedTableBytes = 32 + 2 * kSymbols, kPreambleBytes = 32;
+constexpr u32 kEnd = 0, kBodyBytes = 1, kRefused = 2;   // words of a report: see device_report.py
+
+// An info: kind (coded also where it may become plain), flags, sign, whether there is a tile map, coded tiles.
+constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kTilesShift = 8;
+
+__device__ __forceinline__ u32 count_below(u32 mask) { return __popc(mask & ((1u << lane_of_thread()) - 1)); }
+__device__ __forceinline__ u32 sum_of_warp(u32 n) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) n += __shfl_xor_sync(kAll, n, apart);
+  return n;
+}
+__device__ __forceinline__ u32 any_of_warp(u32 bits) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) bits |= __shfl_xor_sync(kAll, bits, apart);
+  return bits;
+}
+__device__ __forceinline__ u32 greatest_of_warp(u32 n) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) {
+    const u32 other = __shfl_xor_sync(kAll, n, apart);
+    n = other > n ? other : n;
+  }
+  return n;
+}
+
+// How a chunk is cut, and which segment a warp has: thread blocks are dealt out table by table.
+struct Chunk {
+  const u8* raw;
+  u64 raw_bytes;
+  u32 segment_tiles, num_segments, segments_per_table, blocks_per_table;
+
+  __device__ u32 table() const { return blockIdx.x / blocks_per_table; }
+  __device__ u32 segment() const {   // num_segments or more: none
+    const u32 within = blockIdx.x % blocks_per_table * kWarps + threadIdx.x / kLanes;
+    return within < segments_per_table ? table() * segments_per_table + within : kAll;
+  }
+  __device__ u64 start_of(u32 segment) const { return (u64)segment * segment_tiles * kTileBytes; }
+  __device__ u32 bytes_of(u32 segment) const {
+    return (u32)smaller((u64)segment_tiles * kTileBytes, raw_bytes - start_of(segment));
+  }
+};
+
+// Reads 16 bytes of which `exist` are there; the others come from `filler`.
+__device__ __forceinline__ uint4 load_vector(const u8* from, u32 exist, uint4 filler) {
+  if (exist >= kLaneBytes) return *reinterpret_cast<const uint4*>(from);
+  u32 words[4] = {filler.x, filler.y, filler.z, filler.w};
+#pragma unroll
+  for (u32 i = 0; i < kLaneBytes; ++i)
+    if (i < exist) words[i / 4] = (words[i / 4] & ~(0xFFu << (8 * (i % 4)))) | (u32)from[i] << (8 * (i % 4));
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// How many of the 16 bytes from `at` on exist in `bytes`.
+__device__ __forceinline__ u32 existing(u32 at, u32 bytes) { return at >= bytes ? 0 : smaller(bytes - at, kLaneBytes); }
+
+// What all units of a segment have in common, as far as they were looked at.
+template <u32 kUnitBytes>
+struct Evidence {
+  u32 even, odd, clear, high, differs;   // bits set in even and odd words, signs that are 0, high exponents, no constant
+
+  __device__ void look_at(uint4 q, uint2 first) {
+    even |= q.x | q.z;
+    odd |= q.y | q.w;
+    clear |= ~(q.y & q.w);
+    if (kUnitBytes < 8) clear |= ~(q.x & q.z);
+    if (kUnitBytes == 8) high |= high_exponent((u64)q.y << 32) >> 8 | high_exponent((u64)q.w << 32) >> 8;
+    differs |= (q.x ^ first.x) | (q.y ^ first.y) | (q.z ^ first.x) | (q.w ^ first.y);
+  }
+  __device__ void share() {
+    even = any_of_warp(even), odd = any_of_warp(odd), clear = any_of_warp(clear);
+    high = any_of_warp(high), differs = any_of_warp(differs);
+  }
+  __device__ u32 flags_and_sign() const {   // as they lie in an info
+    if (kUnitBytes == 1) return 0;
+    const u32 signs = kUnitBytes == 2 ? 0x80008000u : 0x80000000u;
+    const bool set = ((kUnitBytes < 8 ? even | odd : odd) & signs) != 0, unset = (clear & signs) != 0;
+    const bool one_sign = set != unset;
+    const bool no_high = kUnitBytes == 8 && high == 0;
+    const bool is_short = kUnitBytes == 8 ? (even & 0x1FFFFFFF) == 0 : kUnitBytes == 4 && ((even | odd) & 0xFFFF) == 0;
+    return ((one_sign ? kOneSign : 0) | (no_high ? kNoHigh : 0) | (is_short ? kShort : 0)) << kFlagShift |
+           (one_sign && set ? 1u : 0u) << kSignShift;
+  }
+};
+
+// Where in a tile the sampled sector starts; `tile` is the tile's number in the chunk.
+__device__ __forceinline__ u32 sector_of(u64 tile) { return ((u32)tile * 0x9E3779B1u >> 28) * 32; }
+
+template <u32 kUnitBytes>
+__device__ __forceinline__ void count(uint4 q, u32 exist, u32 (*histogram)[kLanes]) {
+  typedef Cut<kUnitBytes, 0> C;
+  typename C::Value value[C::kUnits];
+  values_of<C>(q, value);
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (i * kUnitBytes < exist) atomicAdd(&histogram[symbol_of<C>(value[i])][lane_of_thread()], 1u);
+}
+
+// The first 8 bytes of a segment; of a shorter one its first unit again and again.
+template <u32 kUnitBytes> __device__ __forceinline__ uint2 first_of(const u8* segment, u32 bytes) {
+  u64 first = 0;
+  for (u32 i = 0; i < 8; ++i) first |= (u64)segment[i < bytes ? i : i % kUnitBytes] << (8 * i);
+  return make_uint2((u32)first, (u32)(first >> 32));
+}
+
+// Returns the info of a segment; lane w < 8 gets word w of its tile map.
+template <u32 kUnitBytes>
+__device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, bool sampled, u32& map) {
+  const u32 lane = lane_of_thread(), tiles = (bytes + kTileBytes - 1) / kTileBytes;
+  const uint2 first = first_of<kUnitBytes>(segment, bytes);
+  const uint4 filler = make_uint4(first.x, first.y, first.x, first.y);
+  map = smaller(lane * 32, tiles) == tiles ? 0 : tiles - lane * 32 >= 32 ? kAll : (1u << (tiles - lane * 32)) - 1;
+  if (sampled) {
+    Evidence<kUnitBytes> seen = {};
+    u32 zero_sector = 0;
+#pragma unroll 4
+    for (u32 base = 0; base < tiles; base += 16) {
+      const u32 t = base + lane / 2, at = t * kTileBytes + sector_of(first_tile + t) + lane % 2 * kLaneBytes;
+      const u32 exist = existing(at, bytes);
+      const uint4 q = load_vector(segment + at, exist, filler);
+      const u32 nonzero = exist ? q.x | q.y | q.z | q.w : 0;   // wrong only where the filler is in it: looked at below
+      if (exist) seen.look_at(q, first);
+      zero_sector |= t < tiles && ((nonzero | __shfl_xor_sync(kAll, nonzero, 1)) == 0 || exist < kLaneBytes);
+    }
+    seen.share();
+    const u32 common = seen.flags_and_sign();
+    if (!__any_sync(kAll, zero_sector) && seen.differs && common == 0) return kCoded | tiles << kTilesShift;
+  }
+  Evidence<kUnitBytes> seen = {};
+  u32 coded = 0;
+  map = 0;
+#pragma unroll 4
+  for (u32 t = 0; t < tiles; ++t) {
+    const u32 at = t * kTileBytes + lane * kLaneBytes, exist = existing(at, bytes);
+    const uint4 q = load_vector(segment + at, exist, filler);
+    u32 nonzero = q.x | q.y | q.z | q.w;
+    if (exist < kLaneBytes) {
+      const uint4 bare = load_vector(segment + at, exist, make_uint4(0, 0, 0, 0));
+      nonzero = bare.x | bare.y | bare.z | bare.w;
+    }
+    if (exist) seen.look_at(q, first);
+    const bool some = __any_sync(kAll, nonzero != 0);
+    if (some && lane == t / 32) map |= 1u << t % 32;
+    coded += some;
+  }
+  seen.share();
+  if (coded == 0) return kZero;
+  if (seen.differs == 0) return kConstant;
+  return kCoded | seen.flags_and_sign() | (coded < tiles ? 1u << kMappedShift : 0) | coded << kTilesShift;
+}
+
+template <u32 kUnitBytes>
+__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts) {
+  __shared__ u32 histogram[kSymbols][kLanes];   // a column a lane, so that no two lanes of a warp meet
+  for (u32 i = threadIdx.x; i < kSymbols * kLanes; i += kThreads) histogram[i / kLanes][i % kLanes] = 0;
+  __syncthreads();
+  const u32 lane = lane_of_thread(), s = chunk.segment();
+  if (s < chunk.num_segments) {
+    const u8* segment = chunk.raw + chunk.start_of(s);
+    const u32 bytes = chunk.bytes_of(s), tiles = (bytes + kTileBytes - 1) / kTileBytes;
+    const u64 first_tile = (u64)s * chunk.segment_tiles;
+    const bool sampled = chunk.raw_bytes > (u64)kSampledTiles * kTileBytes;
+    u32 map;
+    const u32 info = look_at_segment<kUnitBytes>(segment, bytes, first_tile, sampled, map);
+    if (lane == 0) infos[s] = info;
+    if (lane < 8) maps[8 * s + lane] = map;
+    if (info % 4 == kCoded) {
+      const uint4 zero = make_uint4(0, 0, 0, 0);
+      const u32 step = sampled ? 16 : 1;
+      for (u32 base = 0; base < tiles; base += step) {
+        const u32 t = sampled ? base + lane / 2 : base;
+        const u32 within = sampled ? sector_of(first_tile + t) + lane % 2 * kLaneBytes : lane * kLaneBytes;
+        const u32 at = t * kTileBytes + within, word = __shfl_sync(kAll, map, t / 32 % kLanes);
+        const u32 exist = word >> t % 32 & 1 ? existing(at, bytes) : 0;
+        if (exist) count<kUnitBytes>(load_vector(segment + at, exist, zero), exist, histogram);
+      }
+    }
+  }
+  __syncthreads();
+  u32 sum = 0;
+  for (u32 i = 0; i < kLanes; ++i) sum += histogram[threadIdx.x][(i + threadIdx.x) % kLanes];
+  if (sum) atomicAdd(&counts[chunk.table() * kSymbols + threadIdx.x], sum);
+}
+
+// Tables. What the coder looks up of a symbol of frequency f and start a:
+//   x  f << 20, less 1: a greater state emits a word first; y  the reciprocal
+//   z  a                                               w  bit 31 increment, bit 30 no such symbol, bits 8 … kSum - f, 0 … shift
+// so that state / f = (state + increment) * y >> (32 + shift), exactly, for every state below f << 20. Rounded up the
+// reciprocal is exact unless f is above 2,048, or 1; rounded down, with the increment, it is where it is not. (With N =
+// 31 + shift + 1 and e = y f - 2^N: exact if e (f << 20) <= 2^N; one of both roundings has e <= f / 2 <= 2^(shift).)
+
+__device__ uint4 code_entry(u32 f, u32 start) {
+  if (f == 0) return make_uint4(kAll, 0, 0, 1u << 30);
+  if (f == 1) return make_uint4((1u << 20) - 1, kAll, start, 1u << 31 | (kSum - 1) << 8);
+  u32 shift = 0;
+  while ((2u << shift) < f) ++shift;
+  const u64 power = 1ull << (32 + shift), up = (power + f - 1) / f, error = up * f - power;
+  const bool down = error * ((u64)f << 20) > power;
+  return make_uint4((f << 20) - 1, (u32)up - down, start, (down ? 1u << 31 : 0) | (kSum - f) << 8 | shift);
+}
+
+// One warp, symbols 8 * lane … of each lane: brings the frequencies to their sum and makes the wide ones.
+__device__ void settle(u32* frequency, u32* wide) {
+  const u32 lane = lane_of_thread();
+  u32 f[8], sum = 0;
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) sum += f[i] = frequency[8 * lane + i];
+  int missing = (int)kSum - (int)sum_of_warp(sum);
+  u32 greatest;
+  for (;;) {
+    u32 key = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      const u32 mine = f[i] << 8 | (255 - (8 * lane + i));   // of equals, the lowest symbol
+      key = mine > key ? mine : key;
+    }
+    key = greatest_of_warp(key);
+    greatest = 255 - key % 256;
+    if (missing == 0) break;
+    const u32 eighth = (key >> 8) / 8 > 1 ? (key >> 8) / 8 : 1;
+    const int change = missing > 0 ? missing : -(int)smaller((u32)-missing, eighth);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i)
+      if (8 * lane + i == greatest) f[i] += change;
+    missing -= change;
+  }
+  u32 w[8];
+  sum = 0;
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) sum += w[i] = 1 + f[i] * (kSum - kSymbols) / kSum;
+  sum = sum_of_warp(sum);
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) {
+    if (8 * lane + i == greatest) w[i] += kSum - sum;
+    frequency[8 * lane + i] = f[i];
+    wide[8 * lane + i] = w[i];
+  }
+}
+
+// The sum of `mine` over the threads before this one of a block of kThreads; `total` becomes the sum over all.
+template <class Number> __device__ Number sum_before(Number mine, Number* room, Number& total) {
+  const u32 lane = lane_of_thread(), warp = threadIdx.x / kLanes;
+  Number sum = mine;
+#pragma unroll
+  for (u32 distance = 1; distance < kLanes; distance *= 2) {
+    const Number below = __shfl_up_sync(kAll, sum, distance);
+    if (lane >= distance) sum += below;
+  }
+  __syncthreads();   // the last use of the room
+  if (lane == kLanes - 1) room[warp] = sum;
+  __syncthreads();
+  total = 0;
+  for (u32 w = 0; w < kWarps; ++w) {
+    if (w < warp) sum += room[w];
+    total += room[w];
+  }
+  return sum - mine;
+}
+
+__device__ void make_table(const u32* counts, u32 spread, uint4* entries, u8* packed, u32* packed_bytes) {
+  __shared__ u32 counted[kSymbols], frequency[kSymbols], wide[kSymbols], room[kWarps];
+  const u32 s = threadIdx.x;
+  u32 mine = counts[s], total;
+  sum_before(mine, room, total);
+  if (total == 0) {
+    mine = s == 0;
+    total = 1;
+  }
+  counted[s] = mine;
+  __syncthreads();
+  bool present = mine != 0;
+  const u32 last = smaller(s + 8 * spread, kSymbols - 1);
+  for (u32 i = s > 2 * spread ? s - 2 * spread : 0; i <= last; ++i) present |= counted[i] != 0;
+  const u32 f = (u32)(((u64)mine * kSum + total / 2) / total);
+  frequency[s] = !present ? 0 : f ? f : 1;
+  __syncthreads();
+  if (s < kLanes) settle(frequency, wide);
+  __syncthreads();
+  u32 sum;
+  const u32 before = sum_before(frequency[s], room, sum), wide_before = sum_before(wide[s], room, sum);
+  entries[s] = code_entry(frequency[s], before);
+  entries[kSymbols + s] = code_entry(wide[s], wide_before);
+  const u32 rank = sum_before(present ? 1u : 0u, room, sum);
+  const u32 here = __ballot_sync(kAll, present);
+  if (s % kLanes == 0) reinterpret_cast<u32*>(packed)[s / kLanes] = here;
+  if (present) reinterpret_cast<u16*>(packed + 32)[rank] = (u16)frequency[s];
+  if (s == 0) *packed_bytes = 32 + 2 * sum;
+}
+
+template <u32 kUnits> __device__ u32 area_bytes(u32 info, u32 unit_bytes) {
+  const u32 flags = info >> kFlagShift, tiles = info >> kTilesShift;
+  if (info % 4 != kCoded || unit_bytes == 1) return 0;
+  u32 bits = 8 * unit_bytes - 8;
+  if (flags & kOneSign) bits -= 1;
+  if (flags & kNoHigh) bits -= 3;
+  if (flags & kShort) bits -= unit_bytes == 8 ? 29 : 16;
+  u32 bytes = 0;
+  for (u32 width = 32; width > 0; width /= 2)
+    if (bits & width) bytes += plane_bytes<kUnits>(width, tiles);
+  return bytes - kCarriedBytes;
+}
+
+// One thread block a table, and a last one that says where each raw area starts in the raw region: raw_offsets[s], and
+// behind them the bytes of the region.
+extern "C" __global__ void __launch_bounds__(kThreads)
+make_rans_tables(const u32* counts, u32 num_tables, u32 spread, uint4* entries, u8* packed, u32* packed_bytes,
+                 const u32* infos, u32 num_segments, u32 unit_bytes, u64* raw_offsets) {
+  const u32 t = blockIdx.x;
+  if (t < num_tables) {
+    make_table(counts + t * kSymbols, spread, entries + 2 * kSymbols * t, packed + kPackedTableBytes * t, packed_bytes + t);
+    return;
+  }
+  __shared__ u64 room[kWarps];
+  u64 end = 0;
+  for (u32 base = 0; base < num_segments; base += kThreads) {
+    const u32 s = base + threadIdx.x, info = s < num_segments ? infos[s] : kZero;
+    const u64 mine = unit_bytes == 2 ? area_bytes<8>(info, 2) : unit_bytes == 4 ? area_bytes<4>(info, 4)
+                   : unit_bytes == 8 ? area_bytes<2>(info, 8) : 0;
+    u64 total;
+    const u64 before = sum_before(mine, room, total);
+    if (s < num_segments) raw_offsets[s] = end + before;
+    end += total;
+  }
+  if (threadIdx.x == 0) raw_offsets[num_segments] = end;
+}
+
+// Coding.
+
+struct Segment {
+  const u8* raw;
+  u32 bytes, num_coded, map;   // lane w < 8 holds word w of the map
+  bool mapped;
+  u8* area;                    // less the 64 bytes that the stream carries
+};
+
+template <class C> __device__ __forceinline__ uint4 load_lane(const Segment& segment, u32 t) {
+  // An F64 of 0x37F0… has symbol and raw field 0, as a unit that does not exist is to have.
+  const u32 high = C::kUnitBytes == 8 ? 0x37F00000u : 0, at = t * kTileBytes + lane_of_thread() * kLaneBytes;
+  return load_vector(segment.raw + at, existing(at, segment.bytes), make_uint4(0, high, 0, high));
+}
+
+__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, u16*& end) {
+  const bool emits = active && x > e.x;
+  const u32 mask = __ballot_sync(kAll, emits);
+  u16* at = end + count_below(mask);
+  if (emits) *at = (u16)x;
+  x = emits ? x >> 16 : x;
+  end += __popc(mask);
+  const u32 quotient = __funnelshift_r(__umulhi(x + (e.w >> 31), e.y), 0, e.w);   // takes its shift modulo 32
+  const u32 next = x + e.z + quotient * __byte_perm(e.w, 0, 0x4421);
+  return active ? next : x;
+}
+
+template <class C, u32 kLeft, u32 kLowest>
+__device__ __forceinline__ void store_planes(const typename C::Value (&value)[C::kUnits], u8* plane, u32 num_coded, u32 j) {
+  if constexpr (kLeft != 0) {
+    constexpr u32 kWidth = widest(kLeft);
+    store_bits<kWidth * C::kUnits>(plane + j * (4 * C::kUnits * kWidth), pack_plane<C, kWidth, kLowest>(value),
+                                   kLowest == 0 && j == 0 ? kCarriedBytes : 0);
+    u8* next = plane + plane_bytes<C::kUnits>(kWidth, num_coded);
+    if constexpr (4 * C::kUnits * kWidth % 16 != 0)   // half a vector a tile
+      if (num_coded % 2 && j == num_coded - 1 && lane_of_thread() < 8) next[-8 + (int)lane_of_thread()] = 0;
+    store_planes<C, kLeft - kWidth, kLowest + kWidth>(value, next, num_coded, j);
+  }
+}
+
+template <class C> __device__ __forceinline__ u32 carried_by(const typename C::Value (&value)[C::kUnits]) {
+  if constexpr (C::kBits == 0) return 0;
+  else {
+    constexpr u32 kWidth = widest(C::kBits);
+    return carried_of<kWidth * C::kUnits>(pack_plane<C, kWidth, 0>(value));
+  }
+}
+
+// Codes a segment into `stream`. Returns how many words it wrote, or kAll where the table lacks a symbol of the segment,
+// or kAll - 1 where the stream would not be shorter than a plain one.
+template <class C>
+__device__ u32 code_stream(const Segment& segment, const uint4* table, u8* stream, u32 plain_bytes, u32& carried) {
+  constexpr u32 k = C::kUnits;
+  const u32 lane = lane_of_thread(), whole = segment.bytes / kTileBytes, c = segment.num_coded;
+  u16* const words = reinterpret_cast<u16*>(stream + kStateBytes);
+  u16* end = words;
+  u32 x = kLowestState, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  bool fits = true;
+  uint4 ahead = load_lane<C>(segment, t);
+  for (u32 j = 0; j < c; ++j) {
+    const uint4 q = ahead;
+    const bool is_whole = t < whole;
+    if (j + 1 < c) {
+      t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
+      ahead = load_lane<C>(segment, t);
+    }
+    typename C::Value value[k];
+    values_of<C>(q, value);
+    uint4 e[k];
+    u32 lacks = 0;
+#pragma unroll
+    for (u32 i = 0; i < k; ++i) e[i] = table[symbol_of<C>(value[i])];
+    u32 active = k;   // units of this lane
+    if (!is_whole) {
+      active = existing((segment.bytes / kTileBytes) * kTileBytes + lane * kLaneBytes, segment.bytes) / C::kUnitBytes;
+#pragma unroll
+      for (u32 i = 0; i < k; ++i)
+        if (i >= active) e[i].w = 0;
+    }
+#pragma unroll
+    for (u32 i = 0; i < k; ++i) lacks |= e[i].w;
+    if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
+    if (!fits) continue;   // whether the table has all symbols must still be known
+    if (j == 0) x += carried = carried_by<C>(value);
+    store_planes<C, C::kBits, 0>(value, segment.area, c, j);
+    if (is_whole) {
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, end);
+    } else {
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, end);
+    }
+    fits = kStateBytes + 2 * (u32)(end - words) < plain_bytes;
+  }
+  reinterpret_cast<u32*>(stream)[lane] = x;
+  return fits ? (u32)(end - words) : kAll - 1;
+}
+
+// The rest of the raw area is there already, up to where the coder gave up; this writes all of it again.
+template <class C> __device__ void write_plain(const Segment& segment, u8* stream, u32 carried) {
+  const u32 lane = lane_of_thread(), c = segment.num_coded;
+  if (C::kBits != 0) {
+    reinterpret_cast<u16*>(stream)[lane] = (u16)carried;
+    stream += kCarriedBytes;
+  }
+  u32 t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  for (u32 j = 0; j < c; ++j) {
+    typename C::Value value[C::kUnits];
+    values_of<C>(load_lane<C>(segment, t), value);
+    u64 low = 0, high = 0;
+#pragma unroll
+    for (u32 i = 0; i < C::kUnits; ++i) {
+      const u64 symbol = symbol_of<C>(value[i]);
+      if (i < 8) low |= symbol << (8 * i);
+      else high |= symbol << (8 * (i - 8));
+    }
+    u8* tile = stream + j * kLanes * C::kUnits;
+    if constexpr (C::kUnits == 16)
+      reinterpret_cast<uint4*>(tile)[lane] = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
+    else
+      store_bits<8 * (C::kUnits < 16 ? C::kUnits : 8)>(tile, low, 0);
+    store_planes<C, C::kBits, 0>(value, segment.area, c, j);
+    if (j + 1 < c) t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
+  }
+}
+
+// Returns the directory entry.
+template <class C>
+__device__ u64 code_segment(const Segment& segment, const uint4* tables, u32 table, u8* slot, u32 info) {
+  const u32 lane = lane_of_thread(), flags = info >> kFlagShift, c = segment.num_coded;
+  const u32 plain_bytes = (C::kBits ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
+  u8* stream = slot;
+  if (segment.mapped) {
+    if (lane < 8) reinterpret_cast<u32*>(slot)[lane] = segment.map;
+    stream += kMapBytes;
+  }
+  u32 carried = 0, is_wide = 0, num_words;
+#pragma unroll 1   // for one copy of the code
+  while ((num_words = code_stream<C>(segment, tables + is_wide * kSymbols, stream, plain_bytes, carried)) == kAll) {
+    is_wide = 1;   // a wide table has all symbols
+    __syncwarp();  // what one lane wrote, another may write again
+  }
+  __syncwarp();
+  u32 kind = kCoded, stream_bytes = kStateBytes + 2 * num_words;
+  if (num_words >= kAll - 1) {
+    write_plain<C>(segment, stream, carried);
+    kind = kPlain, stream_bytes = plain_bytes, table = is_wide = 0;
+    __syncwarp();
+  }
+  stream_bytes += segment.mapped ? kMapBytes : 0;
+  if (lane < 16 && stream_bytes + lane < round_up_16(stream_bytes)) slot[stream_bytes + lane] = 0;
+  const u32 low = stream_bytes | kind << 20 | (flags & kOneSign ? 1u : 0u) << 22 | (info >> kSignShift & 1) << 23 |
+                  (flags & kNoHigh ? 1u : 0u) << 24 | (flags & kShort ? 1u : 0u) << 25 |
+                  (segment.mapped ? 1u : 0u) << 26 | is_wide << 27 | table << 28;
+  return (u64)(table >> 4 | c << 2) << 32 | low;
+}
+
+template <u32 kUnitBytes>
+__device__ u64 code_by_flags(const Segment& segment, const uint4* tables, u32 table, u8* slot, u32 info) {
+  const u32 flags = info >> kFlagShift & 7;
+  if constexpr (kUnitBytes >= 2)
+    if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, tables, table, slot, info);
+  if constexpr (kUnitBytes >= 4) {
+    if (flags == 4) return code_segment<Cut<kUnitBytes, 4>>(segment, tables, table, slot, info);
+    if (flags == 5) return code_segment<Cut<kUnitBytes, 5>>(segment, tables, table, slot, info);
+  }
+  if constexpr (kUnitBytes == 8) {
+    if (flags == 2) return code_segment<Cut<kUnitBytes, 2>>(segment, tables, table, slot, info);
+    if (flags == 3) return code_segment<Cut<kUnitBytes, 3>>(segment, tables, table, slot, info);
+    if (flags == 6) return code_segment<Cut<kUnitBytes, 6>>(segment, tables, table, slot, info);
+    if (flags == 7) return code_segment<Cut<kUnitBytes, 7>>(segment, tables, table, slot, info);
+  }
+  return code_segment<Cut<kUnitBytes, 0>>(segment, tables, table, slot, info);
+}
+
+// Bytes of a body up to its raw region. All threads of a block call it together.
+__device__ u32 start_bytes(const u32* packed_bytes, u32 num_tables, u32 num_segments, u32* room, u32& tables_bytes) {
+  u32 total;
+  sum_before(threadIdx.x < num_tables ? packed_bytes[threadIdx.x] : 0, room, total);
+  tables_bytes = round_up_16(total);
+  return kPreambleBytes + tables_bytes + round_up_16(8 * num_segments);
+}
+
+template <u32 kUnitBytes>
+__device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,
+                              const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes,
+                              u64* directory, u32* stream_bytes) {
+  __shared__ uint4 tables[2 * kSymbols];
+  __shared__ u32 room[kWarps];
+  u32 unused;
+  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room, unused);
+  if (start + raw_offsets[chunk.num_segments] >= chunk.raw_bytes) return;   // the chunk does not shrink
+  const u32 table = chunk.table(), lane = lane_of_thread(), s = chunk.segment();
+  for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads) tables[i] = entries[2 * kSymbols * table + i];
+  __syncthreads();
+  if (s >= chunk.num_segments) return;
+  const u32 info = infos[s], kind = info % 4;
+  Segment segment;
+  segment.raw = chunk.raw + chunk.start_of(s);
+  segment.bytes = chunk.bytes_of(s);
+  segment.num_coded = info >> kTilesShift;
+  segment.map = lane < 8 ? maps[8 * s + lane] : 0;
+  segment.mapped = info >> kMappedShift & 1;
+  segment.area = body + start + raw_offsets[s] - kCarriedBytes;
+  u8* slot = slots + (u64)s * slot_bytes;
+  u64 entry = 0;
+  if (kind == kConstant) {
+    if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
+    entry = 8 | kConstant << 20;
+  } else if (kind == kCoded) {
+    entry = code_by_flags<kUnitBytes>(segment, tables, table, slot, info);
+  }
+  if (lane == 0) {
+    directory[s] = entry;
+    stream_bytes[s] = (u32)entry & 0xFFFFF;
+  }
+}
+
+#define DEFINE_ENCODER(SIZE)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(kThreads) look_at_segments_##SIZE(                                \
+      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
+      u32 blocks_per_table, u32* infos, u32* maps, u32* counts) {                                                \
+    look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
+                           infos, maps, counts);                                                                 \
+  }                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(kThreads) code_segments_##SIZE(                                   \
+      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
+      u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
+      const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \
+      u32* stream_bytes) {                                                                                       \
+    code_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},     \
+                        infos, maps, entries, num_tables, packed_bytes, raw_offsets, body, slots, slot_bytes,    \
+                        directory, stream_bytes);                                                                \
+  }
+
+DEFINE_ENCODER(1)
+DEFINE_ENCODER(2)
+DEFINE_ENCODER(4)
+DEFINE_ENCODER(8)
+
+// Puts streams, directory, tables and preamble into the body and ends the report. A warp a segment. Nothing is written
+// behind raw_bytes, rounded up to 16; report[kBodyBytes] becomes 0 where the body is not shorter than the chunk.
+extern "C" __global__ void __launch_bounds__(kThreads)
+gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 word_type,
+               const u8* packed, const u32* packed_bytes, u32 num_tables, const u64* directory, const u32* stream_bytes,
+               const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
+  __shared__ u32 room[kWarps];
+  __shared__ u64 wide_room[kWarps];
+  u32 tables_bytes;
+  const u32 start = start_bytes(packed_bytes, num_tables, num_segments, room, tables_bytes);
+  const u64 region = start + raw_offsets[num_segments];
+  const u32 b = blockIdx.x, first = b * kWarps, lane = lane_of_thread(), warp = threadIdx.x / kLanes;
+  const bool is_last = b == gridDim.x - 1;
+  if (region >= raw_bytes) {
+    if (is_last && threadIdx.x < 3) report[threadIdx.x] = 0;
+    return;
+  }
+  u64 mine = 0, before;
+  for (u32 i = threadIdx.x; i < first; i += kThreads) mine += round_up_16(stream_bytes[i]);
+  sum_before(mine, wide_room, before);
+  const u32 s = first + warp;
+  u64 at = region + before;
+  for (u32 i = first; i < smaller(s, num_segments); ++i) at += round_up_16(stream_bytes[i]);
+  if (s < num_segments) {
+    const u32 size = round_up_16(stream_bytes[s]);
+    const uint4* from = reinterpret_cast<const uint4*>(slots + (u64)s * slot_bytes);
+    if (at + size < raw_bytes)
+      for (u32 i = lane; i < size / 16; i += kLanes) reinterpret_cast<uint4*>(body + at)[i] = from[i];
+    at += size;
+    u64* entries = reinterpret_cast<u64*>(body + kPreambleBytes + tables_bytes);
+    if (lane == 0) entries[s] = directory[s];
+    if (lane == 0 && s == num_segments - 1 && num_segments % 2) entries[num_segments] = 0;
+  }
+  u32 tables_before = 0;
+  for (u32 i = 0; i < smaller(b, num_tables); ++i) tables_before += packed_bytes[i];
+  if (b < num_tables) {
+    const u16* from = reinterpret_cast<const u16*>(packed + kPackedTableBytes * b);
+    u16* to = reinterpret_cast<u16*>(body + kPreambleBytes + tables_before);
+    for (u32 i = threadIdx.x; i < packed_bytes[b] / 2; i += kThreads) to[i] = from[i];
+    const u32 end = tables_before + packed_bytes[b];
+    if (b == num_tables - 1 && threadIdx.x < 16 && end + threadIdx.x < tables_bytes)
+      body[kPreambleBytes + end + threadIdx.x] = 0;
+  }
+  if (is_last && lane == 0 && warp == (num_segments - 1) % kWarps) {
+    u32* preamble = reinterpret_cast<u32*>(body);
+    preamble[0] = 1 | kLog2Sum << 8 | word_type << 16;
+    preamble[1] = segment_tiles | num_tables << 16;
+    preamble[2] = num_segments;
+    preamble[3] = tables_bytes;
+    reinterpret_cast<u64*>(body)[2] = region - start;
+    reinterpret_cast<u64*>(body)[3] = at - region;
+    report[kEnd] = at;
+    report[kBodyBytes] = at < raw_bytes ? at : 0;
+    report[kRefused] = 0;
+  }
+}
