@@ -128,7 +128,8 @@ __device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, boo
       const uint4 q = load_vector(segment + at, exist, filler);
       const u32 nonzero = exist ? q.x | q.y | q.z | q.w : 0;   // wrong only where the filler is in it: looked at below
       if (exist) seen.look_at(q, first);
-      zero_sector |= t < tiles && ((nonzero | __shfl_xor_sync(kAll, nonzero, 1)) == 0 || exist < kLaneBytes);
+      const u32 of_sector = nonzero | __shfl_xor_sync(kAll, nonzero, 1);
+      zero_sector |= t < tiles && (of_sector == 0 || exist < kLaneBytes);
     }
     seen.share();
     const u32 common = seen.flags_and_sign();

@@ -1,4 +1,4 @@
-"""The inner loops of the compiled rans coder: one tile at a time. Needs numba. RANS.md gives the steps and the bits.
+"""The inner loops of the compiled rans coder: the symbols of one tile at a time. Needs numba. RANS.md gives the steps.
 
 Everything that can reach 2**63 is uint64; numba makes a float of a sum of uint64 and int64, so the two are kept apart.
 """
@@ -36,89 +36,6 @@ def count_loop(symbols, counts):  # type: ignore[no-untyped-def]
         counts[3, symbols[place + 3]] += 1
     for place in range(4 * quarter, symbols.size):
         counts[0, symbols[place]] += 1
-
-
-@compiled
-def split_tile(values, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
-    """Cut units into symbols (uint8[num_units]) and fields (uint64[num_units]); `cut` is that of `cut_numbers`."""
-    mantissa, shift, exponent = cut[0], cut[1], cut[2]
-    dropped, high_place, high_mask, sign_place, sign_mask = cut[3], cut[4], cut[5], cut[6], cut[7]
-    low_mask = (np.uint64(1) << mantissa) - np.uint64(1)
-    for index in range(num_units):
-        value = np.uint64(values[begin + index])
-        top = value >> mantissa
-        moved = top + shift
-        symbols[index] = np.uint8(moved & np.uint64(255))
-        field = (value & low_mask) >> dropped
-        field |= ((moved >> np.uint64(8)) & high_mask) << high_place
-        field |= ((top >> exponent) & sign_mask) << sign_place
-        fields[index] = field
-
-
-@compiled
-def join_tile(symbols, fields, num_units, cut, values, begin):  # type: ignore[no-untyped-def]
-    """Undo `split_tile`; the last number of `cut` is the sign bit that all units have where fields have none."""
-    mantissa, shift, exponent = cut[0], cut[1], cut[2]
-    dropped, high_place, high_mask, sign_place, sign_mask, sign = cut[3], cut[4], cut[5], cut[6], cut[7], cut[8]
-    one = np.uint64(1)
-    low_mask = (one << high_place) - one
-    exponent_mask = (one << exponent) - one
-    for index in range(num_units):
-        field = fields[index]
-        moved = np.uint64(symbols[index]) | (((field >> high_place) & high_mask) << np.uint64(8))
-        value = ((moved - shift) & exponent_mask) << mantissa
-        value |= (field & low_mask) << dropped
-        value |= (((field >> sign_place) & sign_mask) | sign) << (mantissa + exponent)
-        values[begin + index] = value
-
-
-@compiled
-def store_plane(fields, num_units, width, lowest, octets, halves, words, place):  # type: ignore[no-untyped-def]
-    """Write one plane of a tile at byte `place` of memory seen as bytes, 2-byte and 4-byte words."""
-    if width == 32:
-        for index in range(num_units):
-            words[(place >> 2) + index] = np.uint32((fields[index] >> lowest) & np.uint64(0xFFFFFFFF))
-    elif width == 16:
-        for index in range(num_units):
-            halves[(place >> 1) + index] = np.uint16((fields[index] >> lowest) & np.uint64(0xFFFF))
-    elif width == 8:
-        for index in range(num_units):
-            octets[place + index] = np.uint8((fields[index] >> lowest) & np.uint64(0xFF))
-    else:
-        each = 8 // width
-        mask = np.uint64((1 << width) - 1)
-        for index in range(num_units // each):
-            octet = np.uint64(0)
-            for part in range(each):
-                octet |= ((fields[each * index + part] >> lowest) & mask) << np.uint64(width * part)
-            octets[place + index] = np.uint8(octet)
-
-
-@compiled
-def load_plane(fields, num_units, width, lowest, octets, halves, words, place):  # type: ignore[no-untyped-def]
-    """Put one plane of a tile into the fields; the plane with the lowest bits comes first."""
-    if width >= 8:
-        if lowest == 0:
-            for index in range(num_units):
-                fields[index] = np.uint64(0)
-        if width == 32:
-            for index in range(num_units):
-                fields[index] |= np.uint64(words[(place >> 2) + index]) << lowest
-        elif width == 16:
-            for index in range(num_units):
-                fields[index] |= np.uint64(halves[(place >> 1) + index]) << lowest
-        else:
-            for index in range(num_units):
-                fields[index] |= np.uint64(octets[place + index]) << lowest
-    else:
-        each = 8 // width
-        mask = np.uint64((1 << width) - 1)
-        keep = (np.uint64(1) << lowest) - np.uint64(1)
-        for index in range(num_units // each):
-            octet = np.uint64(octets[place + index])
-            for part in range(each):
-                own = (octet >> np.uint64(width * part)) & mask
-                fields[each * index + part] = (fields[each * index + part] & keep) | (own << lowest)
 
 
 @compiled

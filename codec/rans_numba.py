@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CorruptionError
+from .rans_decode_loops import GOOD, decode_loop
 from .rans_directory import SegmentKind
+from .rans_encode_loops import encode_loop
 from .rans_format import BodyLayout
 from .rans_loops import count_loop
-from .rans_segment_loops import GOOD, decode_loop, encode_loop
 from .rans_tables import NUM_SYMBOLS, CodeTables
 from .rans_units import field_cut, planes_of
 
@@ -30,8 +31,7 @@ def encode_segments(raw: Octets, coded: NDArray[np.bool_], layout: BodyLayout, b
     entries = np.stack([directory.kind, directory.table, directory.wide, directory.num_coded, directory.stream_bytes])
     cuts, widths = _cuts(layout)
     end: int = encode_loop(
-        raw,
-        raw.view(shape.dtype),
+        _view(raw),
         coded,
         entries,
         layout.raw_offsets,
@@ -41,7 +41,7 @@ def encode_segments(raw: Octets, coded: NDArray[np.bool_], layout: BodyLayout, b
         np.uint64(layout.tables.log2_sum),
         shape.units_per_lane,
         layout.raw_end,
-        *_views(body),
+        _view(body),
     )
     directory.kind[:], directory.table[:], directory.wide[:], _, directory.stream_bytes[:] = entries
     return end >= 0
@@ -55,7 +55,7 @@ def decode_segments(layout: BodyLayout, body: Octets, out: Octets) -> None:
     )
     cuts, widths = _cuts(layout)
     place: int = decode_loop(
-        *_views(body),
+        _view(body),
         entries,
         layout.raw_offsets,
         layout.stream_offsets(),
@@ -67,8 +67,7 @@ def decode_segments(layout: BodyLayout, body: Octets, out: Octets) -> None:
         np.uint64(layout.tables.log2_sum),
         shape.units_per_lane,
         layout.segment_tiles,
-        out,
-        out.view(shape.dtype),
+        _view(out),
     )
     if place != GOOD:
         kind = SegmentKind(int(directory.kind[place])).name.lower()
@@ -78,7 +77,7 @@ def decode_segments(layout: BodyLayout, body: Octets, out: Octets) -> None:
 
 
 def _cuts(layout: BodyLayout) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the numbers of each segment's cut, uint64[S, 9] for `split_tile`, and its planes' widths, int64[S, 6]."""
+    """Return the numbers of each segment's cut, uint64[S, 9] for `split_units`, and its planes' widths, int64[S, 6]."""
     directory, shape = layout.directory, layout.shape
     flags = directory.one_sign | directory.no_high << 1 | directory.short << 2
     cuts = np.zeros((8, 9), dtype=np.uint64)
@@ -110,6 +109,6 @@ def _lookups(tables: CodeTables) -> NDArray[np.uint64]:
     return np.stack([frequencies, tables.starts.astype(np.uint64), (scale + divisors - np.uint64(1)) // divisors], axis=1)
 
 
-def _views(body: Octets) -> tuple[Octets, NDArray[np.uint16], NDArray[np.uint32]]:
-    """Return memory as bytes, 2-byte and 4-byte words; bytes at its end that make no whole word are left out."""
-    return body, body[: body.size & ~1].view("<u2"), body[: body.size & ~3].view("<u4")
+def _view(octets: Octets) -> tuple[NDArray[np.unsignedinteger], ...]:
+    """Return memory as words of 1, 2, 4 and 8 bytes; bytes at its end that make no whole word are left out."""
+    return tuple(octets[: octets.size // width * width].view(f"<u{width}") for width in (1, 2, 4, 8))

@@ -1,0 +1,184 @@
+"""The raw side of the compiled rans coder: units to symbols and fields, fields to planes, and back. Needs numba.
+
+A *view* is one piece of memory as a tuple of arrays of its 1-, 2-, 4- and 8-byte words. Two cuts, which nearly all
+values have, are done straight from unit to plane: 8 bits beside a 2-byte unit's symbol, 16 and 8 beside a 4-byte one's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .rans_loops import compiled
+
+
+@compiled
+def split_tile(view, unit_bytes, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
+    """Do `split_units` on units of any width: `view` is the chunk's."""
+    if unit_bytes == 1:
+        symbols[:num_units] = view[0][begin : begin + num_units]
+    elif unit_bytes == 2:
+        split_units(view[1], begin, num_units, cut, symbols, fields)
+    elif unit_bytes == 4:
+        split_units(view[2], begin, num_units, cut, symbols, fields)
+    else:
+        split_units(view[3], begin, num_units, cut, symbols, fields)
+
+
+@compiled
+def join_tile(symbols, fields, num_units, cut, view, unit_bytes, begin):  # type: ignore[no-untyped-def]
+    """Do `join_units` on units of any width: `view` is the chunk's."""
+    if unit_bytes == 1:
+        view[0][begin : begin + num_units] = symbols[:num_units]
+    elif unit_bytes == 2:
+        join_units(symbols, fields, num_units, cut, view[1], begin)
+    elif unit_bytes == 4:
+        join_units(symbols, fields, num_units, cut, view[2], begin)
+    else:
+        join_units(symbols, fields, num_units, cut, view[3], begin)
+
+
+@compiled
+def split_2(values, begin, num_units, symbols, octets, place):  # type: ignore[no-untyped-def]
+    """Cut 2-byte units into symbols and their plane of 8 bits at byte `place`."""
+    for index in range(num_units):
+        value = values[begin + index]
+        symbols[index] = np.uint8(value >> 7)
+        octets[place + index] = np.uint8((value & 127) | ((value >> 8) & 128))
+
+
+@compiled
+def join_2(symbols, octets, place, num_units, values, begin):  # type: ignore[no-untyped-def]
+    """Undo `split_2`."""
+    for index in range(num_units):
+        octet = np.uint16(octets[place + index])
+        values[begin + index] = np.uint16((np.uint16(symbols[index]) << 7) | (octet & 127) | ((octet & 128) << 8))
+
+
+@compiled
+def split_4(values, begin, num_units, symbols, halves, half_place, octets, place):  # type: ignore[no-untyped-def]
+    """Cut 4-byte units into symbols, their plane of 16 bits at 2-byte word `half_place`, and that of 8 at `place`."""
+    for index in range(num_units):
+        value = values[begin + index]
+        symbols[index] = np.uint8(value >> 23)
+        halves[half_place + index] = np.uint16(value)
+        octets[place + index] = np.uint8(((value >> 16) & 127) | ((value >> 24) & 128))
+
+
+@compiled
+def join_4(symbols, halves, half_place, octets, place, num_units, values, begin):  # type: ignore[no-untyped-def]
+    """Undo `split_4`."""
+    for index in range(num_units):
+        octet = np.uint32(octets[place + index])
+        high = ((octet & 128) << 24) | ((octet & 127) << 16)
+        values[begin + index] = np.uint32((np.uint32(symbols[index]) << 23) | high | np.uint32(halves[half_place + index]))
+
+
+@compiled
+def split_units(values, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
+    """Cut units into symbols (uint8[num_units]) and fields (uint64[num_units]).
+
+    Args:
+        values: The chunk as units.
+        begin: The first unit of the tile.
+        num_units: Units that exist.
+        cut: uint64[9], the numbers of `rans_numba`.
+        symbols: Written.
+        fields: Written.
+    """
+    mantissa, shift, exponent = cut[0], cut[1], cut[2]
+    dropped, high_place, high_mask, sign_place, sign_mask = cut[3], cut[4], cut[5], cut[6], cut[7]
+    low_mask = (np.uint64(1) << mantissa) - np.uint64(1)
+    for index in range(num_units):
+        value = np.uint64(values[begin + index])
+        top = value >> mantissa
+        moved = top + shift
+        symbols[index] = np.uint8(moved & np.uint64(255))
+        field = (value & low_mask) >> dropped
+        field |= ((moved >> np.uint64(8)) & high_mask) << high_place
+        field |= ((top >> exponent) & sign_mask) << sign_place
+        fields[index] = field
+
+
+@compiled
+def join_units(symbols, fields, num_units, cut, values, begin):  # type: ignore[no-untyped-def]
+    """Undo `split_units`; the last number of `cut` is the sign bit that all units have where fields have none."""
+    mantissa, shift, exponent = cut[0], cut[1], cut[2]
+    dropped, high_place, high_mask, sign_place, sign_mask, sign = cut[3], cut[4], cut[5], cut[6], cut[7], cut[8]
+    one = np.uint64(1)
+    low_mask = (one << high_place) - one
+    exponent_mask = (one << exponent) - one
+    for index in range(num_units):
+        field = fields[index]
+        moved = np.uint64(symbols[index]) | (((field >> high_place) & high_mask) << np.uint64(8))
+        value = ((moved - shift) & exponent_mask) << mantissa
+        value |= (field & low_mask) << dropped
+        value |= (((field >> sign_place) & sign_mask) | sign) << (mantissa + exponent)
+        values[begin + index] = value
+
+
+@compiled
+def store_plane(fields, num_units, width, lowest, view, place):  # type: ignore[no-untyped-def]
+    """Write one plane of a tile at byte `place` of a view."""
+    if width == 32:
+        for index in range(num_units):
+            view[2][(place >> 2) + index] = np.uint32((fields[index] >> lowest) & np.uint64(0xFFFFFFFF))
+    elif width == 16:
+        for index in range(num_units):
+            view[1][(place >> 1) + index] = np.uint16((fields[index] >> lowest) & np.uint64(0xFFFF))
+    elif width == 8:
+        for index in range(num_units):
+            view[0][place + index] = np.uint8((fields[index] >> lowest) & np.uint64(0xFF))
+    elif width == 4:
+        _store_parts(fields, num_units, 4, lowest, view[0], place)
+    elif width == 2:
+        _store_parts(fields, num_units, 2, lowest, view[0], place)
+    else:
+        _store_parts(fields, num_units, 1, lowest, view[0], place)
+
+
+@compiled
+def _store_parts(fields, num_units, width, lowest, octets, place):  # type: ignore[no-untyped-def]
+    # Called with a number for `width`, so that the compiler unrolls the inner loop.
+    each = 8 // width
+    mask = np.uint64((1 << width) - 1)
+    for index in range(num_units // each):
+        octet = np.uint64(0)
+        for part in range(each):
+            octet |= ((fields[each * index + part] >> lowest) & mask) << np.uint64(width * part)
+        octets[place + index] = np.uint8(octet)
+
+
+@compiled
+def load_plane(fields, num_units, width, lowest, view, place):  # type: ignore[no-untyped-def]
+    """Put one plane of a tile into the fields; the plane with the lowest bits comes first."""
+    if width >= 8:
+        if lowest == 0:
+            for index in range(num_units):
+                fields[index] = np.uint64(0)
+        if width == 32:
+            for index in range(num_units):
+                fields[index] |= np.uint64(view[2][(place >> 2) + index]) << lowest
+        elif width == 16:
+            for index in range(num_units):
+                fields[index] |= np.uint64(view[1][(place >> 1) + index]) << lowest
+        else:
+            for index in range(num_units):
+                fields[index] |= np.uint64(view[0][place + index]) << lowest
+    elif width == 4:
+        _load_parts(fields, num_units, 4, lowest, view[0], place)
+    elif width == 2:
+        _load_parts(fields, num_units, 2, lowest, view[0], place)
+    else:
+        _load_parts(fields, num_units, 1, lowest, view[0], place)
+
+
+@compiled
+def _load_parts(fields, num_units, width, lowest, octets, place):  # type: ignore[no-untyped-def]
+    each = 8 // width
+    mask = np.uint64((1 << width) - 1)
+    keep = (np.uint64(1) << lowest) - np.uint64(1)
+    for index in range(num_units // each):
+        octet = np.uint64(octets[place + index])
+        for part in range(each):
+            own = (octet >> np.uint64(width * part)) & mask
+            fields[each * index + part] = (fields[each * index + part] & keep) | (own << lowest)
