@@ -7,7 +7,7 @@
 
 constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;   // frames with other sums are decoded by the CPU
 constexpr u32 kNoTable = 128;                         // behind all numbers of tables
-constexpr u32 kChunkWords = 256, kRingWords = 4 * kChunkWords;
+constexpr u32 kChunkBytes = 512, kRingBytes = 4 * kChunkBytes;
 
 __device__ __forceinline__ u32 lanes_below() {
   u32 mask;
@@ -15,7 +15,14 @@ __device__ __forceinline__ u32 lanes_below() {
   return mask;
 }
 
-// Of each slot: symbol, bits 8 … slot - start, bits 20 … frequency - 1. `frequencies` has kSymbols that sum to kSum.
+// What a thread block keeps in shared memory. A slot: bits 0 … slot - start, 12 … symbol, 20 … frequency - 1.
+struct Room {
+  uint4 rings[kWarps][kRingBytes / sizeof(uint4)];
+  u32 slots[kSum];
+  u32 sums[kWarps], wanted;
+};
+
+// Of frequencies that sum to kSum.
 __device__ void make_slots(const u16* frequencies, u32* slots, u32* room) {
   const u32 lane = lane_of_thread(), warp = threadIdx.x / kLanes, mine = frequencies[threadIdx.x];
   u32 sum = mine;
@@ -31,7 +38,7 @@ __device__ void make_slots(const u16* frequencies, u32* slots, u32* room) {
   while (present) {
     const u32 from = __ffs(present) - 1, count = __shfl_sync(kAll, mine, from), end = __shfl_sync(kAll, sum, from);
     for (u32 i = lane; i < count; i += kLanes)
-      slots[(end - count + i) % kSum] = (warp * kLanes + from) | i << 8 | (count - 1) << 20;
+      slots[(end - count + i) % kSum] = i | (warp * kLanes + from) << 12 | (count - 1) << 20;
     present &= present - 1;
   }
   __syncthreads();
@@ -42,7 +49,7 @@ struct Job {
   const u8* stream;    // behind the tile map
   u8* out;
   u32 bytes, num_coded, stream_bytes, sign, map;
-  bool mapped;
+  bool mapped, plain;
 };
 
 // The last coded tile before t; there must be one.
@@ -81,12 +88,13 @@ template <class C> struct Planes {
   u64 bits[kCount];
 };
 
+// Of tile 0 the first 64 bytes are not in the area, and what lies in front of it is read instead: at least the preamble,
+// a table and a directory entry, more than 64 bytes. `set_carried` replaces it.
 template <class C, u32 kLeft, u32 kLowest, u32 kPlane>
 __device__ __forceinline__ void load_planes(Planes<C>& planes, const u8* plane, u32 num_coded, u32 j) {
   if constexpr (kLeft != 0) {
     constexpr u32 kWidth = widest(kLeft);
-    planes.bits[kPlane] = load_bits<kWidth * C::kUnits>(plane + j * (4 * C::kUnits * kWidth),
-                                                        kLowest == 0 && j == 0 ? kCarriedBytes : 0);
+    planes.bits[kPlane] = load_bits<kWidth * C::kUnits>(plane + j * (4 * C::kUnits * kWidth));
     load_planes<C, kLeft - kWidth, kLowest + kWidth, kPlane + 1>(planes, plane + plane_bytes<C::kUnits>(kWidth, num_coded),
                                                                  num_coded, j);
   }
@@ -101,151 +109,183 @@ __device__ __forceinline__ void unpack_planes(const Planes<C>& planes, typename 
   }
 }
 
-template <class C> __device__ __forceinline__ void add_carried(Planes<C>& planes, u32 carried) {
-  if constexpr (C::kBits != 0) planes.bits[0] |= from_carried<widest(C::kBits) * C::kUnits>(carried);
+template <class C> __device__ __forceinline__ void set_carried(Planes<C>& planes, u32 carried) {
+  if constexpr (C::kBits != 0) {
+    constexpr u32 kLaneBits = widest(C::kBits) * C::kUnits;
+    const u64 bits = from_carried<kLaneBits>(carried);
+    if (lane_of_thread() * kLaneBits < 8 * kCarriedBytes) planes.bits[0] = bits;
+  }
 }
 
+// Two BF16 or F16 of slots and of two bytes of raw fields, each doubled: sign and mantissa are then where they belong.
+__device__ __forceinline__ u32 join_pair(u32 first, u32 second, u32 doubled) {
+  constexpr u32 kExponents = 0x7F807F80;
+  const u32 low = first >> 5, high = second << 11, exponents = ((low ^ high) & 0xFFFF) ^ high;
+  return ((exponents ^ doubled) & kExponents) ^ doubled;
+}
+
+// Puts a tile together from slots, of which only the symbol counts, and raw fields.
 template <class C>
-__device__ __forceinline__ void store_tile(const Job& job, u32 t, const u32 (&symbol)[C::kUnits], const Planes<C>& planes) {
-  typename C::Value field[C::kUnits] = {};
-  unpack_planes<C, C::kBits, 0, 0>(planes, field);
+__device__ __forceinline__ void store_tile(const Job& job, u32 t, bool whole, const u32 (&slot)[C::kUnits],
+                                           const Planes<C>& planes) {
   u32 words[4] = {0, 0, 0, 0};
+  if constexpr (C::kUnitBytes == 2 && C::kBits == 8) {
+    const u32 low = (u32)planes.bits[0], high = (u32)(planes.bits[0] >> 32);
+    words[0] = join_pair(slot[0], slot[1], __byte_perm(low, 0, 0x1100));
+    words[1] = join_pair(slot[2], slot[3], __byte_perm(low, 0, 0x3322));
+    words[2] = join_pair(slot[4], slot[5], __byte_perm(high, 0, 0x1100));
+    words[3] = join_pair(slot[6], slot[7], __byte_perm(high, 0, 0x3322));
+  } else {
+    typename C::Value field[C::kUnits] = {};
+    unpack_planes<C, C::kBits, 0, 0>(planes, field);
 #pragma unroll
-  for (u32 i = 0; i < C::kUnits; ++i) {
-    if constexpr (C::kUnitBytes == 1) {
-      words[i / 4] |= (symbol[i] & 255) << (8 * (i % 4));
-    } else {
-      const typename C::Value v = join<C>(symbol[i] & 255, field[i], job.sign);
-      if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
-      if constexpr (C::kUnitBytes == 4) words[i] = v;
-      if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
+    for (u32 i = 0; i < C::kUnits; ++i) {
+      const u32 symbol = slot[i] >> 12 & 255;
+      if constexpr (C::kUnitBytes == 1) {
+        words[i / 4] |= symbol << (8 * (i % 4));
+      } else {
+        const typename C::Value v = join<C>(symbol, field[i], job.sign);
+        if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
+        if constexpr (C::kUnitBytes == 4) words[i] = v;
+        if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
+      }
     }
   }
   const u32 at = t * kTileBytes + lane_of_thread() * kLaneBytes;
-  store_vector(job.out + at, existing(at, job.bytes), make_uint4(words[0], words[1], words[2], words[3]));
+  const uint4 q = make_uint4(words[0], words[1], words[2], words[3]);
+  if (whole)
+    *reinterpret_cast<uint4*>(job.out + at) = q;
+  else
+    store_vector(job.out + at, existing(at, job.bytes), q);
 }
 
-// The words of a stream, taken from its end. `left` of them are not yet taken; those of chunks from `loaded` on are in
-// the ring, and `ahead` holds the chunk below.
+// The words of a stream, taken from its end: 2 * left bytes are not yet taken. Of those, the chunks from `loaded` on are
+// in the warp's ring, and `ahead` holds the chunk below.
 struct Words {
   const u8* words;
-  u32 bytes;     // of the words, padding included
-  int left, loaded;
+  u32 bytes;         // of the words, padding included
+  int left_bytes, loaded;
   uint4 ahead;
 
   __device__ __forceinline__ void fetch() {
-    const u32 at = (u32)(loaded - 1) * (2 * kChunkWords) + lane_of_thread() * kLaneBytes;
+    const u32 at = (u32)(loaded - 1) * kChunkBytes + lane_of_thread() * kLaneBytes;
     if (loaded > 0 && at < bytes) ahead = *reinterpret_cast<const uint4*>(words + at);
   }
-  __device__ __forceinline__ void start(const u8* from, u32 num_words) {
+  __device__ __forceinline__ void start(const u8* from, u32 num_bytes) {
     words = from;
-    bytes = round_up_16(2 * num_words);
-    left = (int)num_words;
-    loaded = (int)((num_words + kChunkWords - 1) / kChunkWords);
+    bytes = round_up_16(num_bytes);
+    left_bytes = (int)num_bytes;
+    loaded = (int)((num_bytes + kChunkBytes - 1) / kChunkBytes);
     ahead = make_uint4(0, 0, 0, 0);
     fetch();
   }
-  // Puts the next `most` words into the ring, which holds two chunks more than that.
-  __device__ __forceinline__ void require(u16* ring, int most) {
-    if (loaded <= 0 || loaded * (int)kChunkWords <= left - most) return;
+  __device__ __forceinline__ bool lacks(int most_bytes) const {
+    return loaded * (int)kChunkBytes > smaller_of(left_bytes - most_bytes);
+  }
+  __device__ static __forceinline__ int smaller_of(int n) { return n > 0 ? n : 0; }
+
+  // Puts the next `most_bytes` into the ring, which holds two chunks more than that.
+  __device__ __forceinline__ void require(uint4* ring, int most_bytes) {
+    if (!lacks(most_bytes)) return;
     __syncwarp();   // all have read what is overwritten
     do {
       --loaded;
-      reinterpret_cast<uint4*>(ring)[loaded % 4 * kLanes + lane_of_thread()] = ahead;
+      ring[(u32)loaded % 4 * kLanes + lane_of_thread()] = ahead;
       fetch();
-    } while (loaded > 0 && loaded * (int)kChunkWords > left - most);
+    } while (lacks(most_bytes));
     __syncwarp();
   }
 };
 
-__device__ __forceinline__ u32 get(u32& x, const u32* slots, bool active, Words& words, const u16* ring, u32 below) {
-  const u32 slot = slots[x % kSum];
-  const u32 next = (slot >> 20) * (x >> kLog2Sum) + ((x >> kLog2Sum) + (slot >> 8 & (kSum - 1)));
+// Decodes one symbol of a lane; returns its slot. `ring_at` is where the warp's ring starts in `room`.
+__device__ __forceinline__ u32 get(u32& x, bool active, Words& words, const Room& room, u32 ring_at, u32 below) {
+  const u32 slot = room.slots[x % kSum];
+  const u32 next = (slot >> 20) * (x >> kLog2Sum) + ((x >> kLog2Sum) + slot % kSum);
   const bool takes = active && next < kLowestState;
   const u32 mask = __ballot_sync(kAll, takes);
-  words.left -= __popc(mask);
-  const u32 word = ring[(u32)(words.left + __popc(mask & below)) % kRingWords];
+  words.left_bytes -= 2 * __popc(mask);
+  const u32 at = (u32)(words.left_bytes + 2 * __popc(mask & below)) % kRingBytes | ring_at;
+  const u32 word = *reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(room.rings) + at);
   if (active) x = takes ? next << 16 | word : next;
   return slot;
 }
 
 template <class C>
-__device__ bool decode_stream(const Job& job, const u32* slots, u16* ring) {
+__device__ bool decode_stream(const Job& job, Room& room) {
   constexpr u32 k = C::kUnits;
   const u32 lane = lane_of_thread(), below = lanes_below(), whole = job.bytes / kTileBytes, c = job.num_coded;
-  const u32 tiles = (job.bytes + kTileBytes - 1) / kTileBytes;
-  u32 x = reinterpret_cast<const u32*>(job.stream)[lane], t = tiles, symbol[k];
+  const u32 warp = threadIdx.x / kLanes, ring_at = warp * kRingBytes;
+  u32 x = reinterpret_cast<const u32*>(job.stream)[lane], t = (job.bytes + kTileBytes - 1) / kTileBytes, slot[k];
   Words words;
-  words.start(job.stream + kStateBytes, (job.stream_bytes - kStateBytes) / 2);
+  words.start(job.stream + kStateBytes, job.stream_bytes - kStateBytes);
   Planes<C> planes;
 #pragma unroll 1
   for (u32 j = c; j-- > 0;) {
     t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
     load_planes<C, C::kBits, 0, 0>(planes, job.area, c, j);
-    words.require(ring, kLanes * k);
+    words.require(room.rings[warp], 2 * kLanes * k);
     if (t < whole) {
 #pragma unroll
-      for (u32 i = k; i-- > 0;) symbol[i] = get(x, slots, true, words, ring, below);
+      for (u32 i = k; i-- > 0;) slot[i] = get(x, true, words, room, ring_at, below);
     } else {
       const u32 active = existing(t * kTileBytes + lane * kLaneBytes, job.bytes) / C::kUnitBytes;
 #pragma unroll
-      for (u32 i = k; i-- > 0;) symbol[i] = get(x, slots, i < active, words, ring, below);
+      for (u32 i = k; i-- > 0;) slot[i] = get(x, i < active, words, room, ring_at, below);
     }
-    if (words.left < 0) return false;
-    if (j == 0) add_carried<C>(planes, x);
-    store_tile<C>(job, t, symbol, planes);
+    if (words.left_bytes < 0) return false;
+    if (j == 0) set_carried<C>(planes, x);
+    store_tile<C>(job, t, t < whole, slot, planes);
   }
-  const bool ended = C::kBits != 0 ? x >> 17 == 0 && x >> 16 == 1 : x == kLowestState;
-  return words.left == 0 && __all_sync(kAll, ended);
+  const bool ended = C::kBits != 0 ? x >> 16 == 1 : x == kLowestState;
+  return words.left_bytes == 0 && __all_sync(kAll, ended);
 }
 
 template <class C> __device__ void decode_plain(const Job& job) {
   constexpr u32 k = C::kUnits;
   const u32 lane = lane_of_thread(), c = job.num_coded;
   const u8* symbols = job.stream + (C::kBits ? kCarriedBytes : 0);
-  u32 t = (job.bytes + kTileBytes - 1) / kTileBytes, symbol[k];
+  u32 t = (job.bytes + kTileBytes - 1) / kTileBytes, slot[k];   // with nothing but the symbol
   Planes<C> planes;
 #pragma unroll 1
   for (u32 j = c; j-- > 0;) {
     t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
     load_planes<C, C::kBits, 0, 0>(planes, job.area, c, j);
-    if (j == 0 && C::kBits != 0) add_carried<C>(planes, reinterpret_cast<const u16*>(job.stream)[lane]);
+    if (j == 0 && C::kBits != 0) set_carried<C>(planes, reinterpret_cast<const u16*>(job.stream)[lane]);
     const u8* mine = symbols + (j * kLanes + lane) * k;
     if constexpr (k == 16) {
       const uint4 q = *reinterpret_cast<const uint4*>(mine);
       const u32 octets[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-      for (u32 i = 0; i < k; ++i) symbol[i] = octets[i / 4] >> (8 * (i % 4));
+      for (u32 i = 0; i < k; ++i) slot[i] = (octets[i / 4] >> (8 * (i % 4)) & 255) << 12;
     } else {
 #pragma unroll
-      for (u32 i = 0; i < k; ++i) symbol[i] = mine[i];
+      for (u32 i = 0; i < k; ++i) slot[i] = (u32)mine[i] << 12;
     }
-    store_tile<C>(job, t, symbol, planes);
+    store_tile<C>(job, t, (t + 1) * kTileBytes <= job.bytes, slot, planes);
   }
 }
 
-// `slots` is null for a plain segment.
-template <class C> __device__ bool decode_segment(const Job& job, const u32* slots, u16* ring) {
+template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
   if (job.mapped) fill_tiles(job, job.map, make_uint2(0, 0));
-  if (slots) return decode_stream<C>(job, slots, ring);
+  if (!job.plain) return decode_stream<C>(job, room);
   decode_plain<C>(job);
   return true;
 }
 
-template <u32 kUnitBytes> __device__ bool decode_by_flags(const Job& job, u32 flags, const u32* slots, u16* ring) {
+template <u32 kUnitBytes> __device__ bool decode_by_flags(const Job& job, u32 flags, Room& room) {
   if constexpr (kUnitBytes >= 2)
-    if (flags == 1) return decode_segment<Cut<kUnitBytes, 1>>(job, slots, ring);
+    if (flags == 1) return decode_segment<Cut<kUnitBytes, 1>>(job, room);
   if constexpr (kUnitBytes >= 4) {
-    if (flags == 4) return decode_segment<Cut<kUnitBytes, 4>>(job, slots, ring);
-    if (flags == 5) return decode_segment<Cut<kUnitBytes, 5>>(job, slots, ring);
+    if (flags == 4) return decode_segment<Cut<kUnitBytes, 4>>(job, room);
+    if (flags == 5) return decode_segment<Cut<kUnitBytes, 5>>(job, room);
   }
   if constexpr (kUnitBytes == 8) {
-    if (flags == 2) return decode_segment<Cut<kUnitBytes, 2>>(job, slots, ring);
-    if (flags == 3) return decode_segment<Cut<kUnitBytes, 3>>(job, slots, ring);
-    if (flags == 6) return decode_segment<Cut<kUnitBytes, 6>>(job, slots, ring);
-    if (flags == 7) return decode_segment<Cut<kUnitBytes, 7>>(job, slots, ring);
+    if (flags == 2) return decode_segment<Cut<kUnitBytes, 2>>(job, room);
+    if (flags == 3) return decode_segment<Cut<kUnitBytes, 3>>(job, room);
+    if (flags == 6) return decode_segment<Cut<kUnitBytes, 6>>(job, room);
+    if (flags == 7) return decode_segment<Cut<kUnitBytes, 7>>(job, room);
   }
-  return decode_segment<Cut<kUnitBytes, 0>>(job, slots, ring);
+  return decode_segment<Cut<kUnitBytes, 0>>(job, room);
 }
 
 // Reads the tile map in front of a stream. False if it is not one of `num_coded` tiles among `tiles`.
@@ -265,11 +305,8 @@ template <u32 kUnitBytes>
 __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segment_tiles, u32 num_segments,
                                 const u64* entries, const u64* raw_offsets, const u64* stream_offsets,
                                 const u16* frequencies, u64* failures) {
-  __shared__ u32 slots[kSum];
-  __shared__ uint4 rings[kWarps][2 * kRingWords / sizeof(uint4)];
-  __shared__ u32 room[kWarps], wanted;
+  __shared__ Room room;
   const u32 lane = lane_of_thread(), warp = threadIdx.x / kLanes, s = blockIdx.x * kWarps + warp;
-  u16* ring = reinterpret_cast<u16*>(rings[warp]);
   Job job = {};
   u32 flags = 0, table = kAll;   // what is still wanted: kNoTable for a plain segment
   bool good = true;
@@ -284,25 +321,26 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
     job.num_coded = (u32)(entry >> 34) & 511;
     job.sign = low >> 23 & 1;
     job.mapped = low >> 26 & 1;
+    job.plain = kind == kPlain;
     flags = (low >> 22 & 1) * kOneSign | (low >> 24 & 1) * kNoHigh | (low >> 25 & 1) * kShort;
     if (kind <= kConstant) {
       const uint2 pattern = kind == kZero ? make_uint2(0, 0) : *reinterpret_cast<const uint2*>(job.stream);
       fill_tiles(job, 0, pattern);
     } else {
       if (job.mapped) good = take_map(job);
-      if (good) table = kind == kPlain ? kNoTable : ((u32)(entry >> 28) & 63) * 2 + (low >> 27 & 1);
+      if (good) table = job.plain ? kNoTable : ((u32)(entry >> 28) & 63) * 2 + (low >> 27 & 1);
     }
   }
   for (;;) {   // nearly always once: the segments of a thread block have one table
-    if (threadIdx.x == 0) wanted = kAll;
+    if (threadIdx.x == 0) room.wanted = kAll;
     __syncthreads();
-    if (lane == 0 && table != kAll) atomicMin(&wanted, table);
+    if (lane == 0 && table != kAll) atomicMin(&room.wanted, table);
     __syncthreads();
-    const u32 now = wanted;
+    const u32 now = room.wanted;
     if (now == kAll) break;
-    if (now != kNoTable) make_slots(frequencies + now * kSymbols, slots, room);
+    if (now != kNoTable) make_slots(frequencies + now * kSymbols, room.slots, room.sums);
     if (table == now) {
-      good = decode_by_flags<kUnitBytes>(job, flags, now == kNoTable ? nullptr : slots, ring);
+      good = decode_by_flags<kUnitBytes>(job, flags, room);
       table = kAll;
     }
     __syncthreads();

@@ -111,9 +111,8 @@ template <u32 kBits> __device__ __forceinline__ void store_bits(u8* tile, u64 bi
     tile[at] = (u8)low;
 }
 
-template <u32 kBits> __device__ __forceinline__ u64 load_bits(const u8* tile, u32 skipped_bytes) {
+template <u32 kBits> __device__ __forceinline__ u64 load_bits(const u8* tile) {
   const u32 lane = lane_of_thread(), at = lane * kBits / 8;
-  if (at < skipped_bytes) return 0;
   if constexpr (kBits == 64) {
     const uint2 both = *reinterpret_cast<const uint2*>(tile + at);
     return (u64)both.y << 32 | both.x;
@@ -152,7 +151,7 @@ template <u32 kBits> __device__ __forceinline__ u32 carried_of(u64 bits) {
   return (part & 2 ? high : low) >> (16 * (part & 1)) & 0xFFFF;
 }
 
-// Undoes it: what this lane has of the first 64 bytes of the first plane, 0 in lanes that have nothing of them.
+// Undoes it: what this lane has of the first 64 bytes of the first plane, if it has any of them.
 template <u32 kBits> __device__ __forceinline__ u64 from_carried(u32 carried) {
   constexpr u32 kParts = kBits / 16;
   const u32 lane = lane_of_thread();
@@ -160,7 +159,7 @@ template <u32 kBits> __device__ __forceinline__ u64 from_carried(u32 carried) {
 #pragma unroll
   for (u32 part = 0; part < kParts; ++part)
     bits |= (u64)(__shfl_sync(kAll, carried, (lane * kParts + part) % kLanes) & 0xFFFF) << (16 * part);
-  return lane * kParts < kLanes ? bits : 0;
+  return bits;
 }
 
 // The tile map of a segment: bit t of 256, word w in lane w. Returns the first coded tile from t on; there must be one.
