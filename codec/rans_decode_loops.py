@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .rans_compile import entry, inner
 from .rans_directory import STATES_BYTES, TILE_MAP_BYTES
 from .rans_field_loops import join_2, join_4, join_tile, load_plane
-from .rans_loops import compiled, decode_tile
+from .rans_loops import decode_tile
 from .rans_units import CARRIED_BYTES, NUM_LANES, TILE_BYTES
 
 GOOD = -1
@@ -16,9 +17,9 @@ _CONSTANT, _CODED = 1, 3
 _LOWEST_STATE = 1 << 16
 
 
-@compiled
+@entry
 def decode_loop(  # type: ignore[no-untyped-def]
-    body, entries, raw_offsets, stream_offsets, stream_bytes, cuts, widths, tables, slots, log2_sum, per_lane,
+    body, entries, raw_offsets, stream_offsets, stream_bytes, cuts, widths, slots, log2_sum, per_lane,
     tiles_per_segment, raw,
 ):
     """Restore a chunk.
@@ -31,8 +32,7 @@ def decode_loop(  # type: ignore[no-untyped-def]
         stream_bytes: int64[S].
         cuts: uint64[S, 9].
         widths: int64[S, 6].
-        tables: uint64[2 * tables, 3, 256].
-        slots: uint8[2 * tables, 2**n].
+        slots: uint64[2 * tables, 2**n], of `decode_tile`.
         log2_sum: uint64, n.
         per_lane: k.
         tiles_per_segment: T.
@@ -54,15 +54,15 @@ def decode_loop(  # type: ignore[no-untyped-def]
                 out[begin + index] = octets[place + (index & 7)]
         elif not _decode_segment(
             body, entries[:, segment], raw_offsets[segment], place, stream_bytes[segment], cuts[segment],
-            widths[segment], tables, slots, log2_sum, per_lane, raw, segment * tiles_per_segment,
+            widths[segment], slots, log2_sum, per_lane, raw, segment * tiles_per_segment,
         ):
             return segment
     return GOOD
 
 
-@compiled
+@inner
 def _decode_segment(  # type: ignore[no-untyped-def]
-    body, entry, raw_offset, place, stream_bytes, cut, widths, tables, slots, log2_sum, per_lane, raw, first_tile
+    body, entry, raw_offset, place, stream_bytes, cut, widths, slots, log2_sum, per_lane, raw, first_tile
 ):
     per_tile, unit_bytes = per_lane * NUM_LANES, 16 // per_lane
     num_values = raw[0].size // unit_bytes
@@ -101,7 +101,7 @@ def _decode_segment(  # type: ignore[no-untyped-def]
         num_units = min(per_tile, num_values - begin)
         if kind == _CODED:
             left = decode_tile(
-                symbols, num_units, per_lane, states, slots[table], tables[table], log2_sum, halves, place >> 1, left
+                symbols, num_units, per_lane, states, slots[table], log2_sum, halves, place >> 1, left
             )
             if left < 0:
                 return False
@@ -120,7 +120,7 @@ def _decode_segment(  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled
+@inner
 def _find_tiles(octets, place, mapped, num_tiles, num_coded, which):  # type: ignore[no-untyped-def]
     """List the coded tiles; return False if the tile map is not one of so many."""
     found = 0
@@ -134,7 +134,7 @@ def _find_tiles(octets, place, mapped, num_tiles, num_coded, which):  # type: ig
     return found == num_coded
 
 
-@compiled
+@inner
 def _clear_tiles(out, first_tile, num_tiles, which, num_coded):  # type: ignore[no-untyped-def]
     row = 0
     for tile in range(num_tiles):
@@ -144,7 +144,7 @@ def _clear_tiles(out, first_tile, num_tiles, which, num_coded):  # type: ignore[
             out[(first_tile + tile) * TILE_BYTES : (first_tile + tile + 1) * TILE_BYTES] = 0
 
 
-@compiled
+@inner
 def _last_states(states, left, has_fields, carried):  # type: ignore[no-untyped-def]
     """Check what decoding ends with, and read the carried bytes."""
     good = left == 0
@@ -157,7 +157,7 @@ def _last_states(states, left, has_fields, carried):  # type: ignore[no-untyped-
     return good
 
 
-@compiled
+@inner
 def _load_fields(  # type: ignore[no-untyped-def]
     body, raw_offset, row, num_coded, widths, per_tile, carried, fields
 ):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from .rans_compile import entry, inner
 from .rans_directory import CONSTANT_BYTES, STATES_BYTES, TILE_MAP_BYTES
 from .rans_field_loops import split_2, split_4, split_tile, store_plane
-from .rans_loops import compiled, encode_tile
+from .rans_loops import encode_tile
 from .rans_units import CARRIED_BYTES, NUM_LANES, TILE_BYTES
 
 _CONSTANT, _PLAIN = 1, 2
 _LOWEST_STATE = 1 << 16
 
 
-@compiled
+@entry
 def encode_loop(  # type: ignore[no-untyped-def]
-    raw, coded, entries, raw_offsets, cuts, widths, tables, log2_sum, per_lane, place, body
+    raw, coded, entries, raw_offsets, cuts, widths, ranges, reciprocals, log2_sum, per_lane, place, body
 ):
     """Write raw region and stream region.
 
@@ -26,7 +27,8 @@ def encode_loop(  # type: ignore[no-untyped-def]
         raw_offsets: int64[S].
         cuts: uint64[S, 9].
         widths: int64[S, 6].
-        tables: uint64[2 * tables, 3, 256].
+        ranges: uint64[2 * tables, 256], of `encode_tile`.
+        reciprocals: uint64[2 * tables, 256], of `encode_tile`.
         log2_sum: uint64, n.
         per_lane: k.
         place: Where the stream region starts.
@@ -57,8 +59,8 @@ def encode_loop(  # type: ignore[no-untyped-def]
             place += 16
             continue
         num_bytes = _encode_segment(
-            raw, coded[segment], segment, entries, raw_offsets[segment], cuts[segment], widths[segment], tables,
-            log2_sum, per_lane, place, body, scratch,
+            raw, coded[segment], segment, entries, raw_offsets[segment], cuts[segment], widths[segment], ranges,
+            reciprocals, log2_sum, per_lane, place, body, scratch,
         )
         if num_bytes < 0:
             return -1
@@ -71,9 +73,10 @@ def encode_loop(  # type: ignore[no-untyped-def]
     return place if place <= octets.size else -1
 
 
-@compiled
+@inner
 def _encode_segment(  # type: ignore[no-untyped-def]
-    raw, coded, segment, entries, raw_offset, cut, widths, tables, log2_sum, per_lane, place, body, scratch
+    raw, coded, segment, entries, raw_offset, cut, widths, ranges, reciprocals, log2_sum, per_lane, place, body,
+    scratch,
 ):
     octets, halves, words = body[0], body[1], body[2]
     num_values = raw[0].size * per_lane // 16
@@ -104,7 +107,7 @@ def _encode_segment(  # type: ignore[no-untyped-def]
     num_existing = symbols.size - missing
     wide = 0
     for index in range(num_existing):
-        if tables[table, 0, symbols[index]] == 0:
+        if ranges[table, symbols[index]] & np.uint64(0xFFFFFFFF) == np.uint64(0):
             wide = 1
             break
     states = np.empty(NUM_LANES, dtype=np.uint64)
@@ -116,7 +119,9 @@ def _encode_segment(  # type: ignore[no-untyped-def]
             break
         own = symbols[tile * per_tile : (tile + 1) * per_tile]
         num_units = min(per_tile, num_existing - tile * per_tile)
-        num_words = encode_tile(own, num_units, per_lane, states, tables[table + wide], log2_sum, scratch, num_words)
+        num_words = encode_tile(
+            own, num_units, per_lane, states, ranges[table + wide], reciprocals[table + wide], log2_sum, scratch, num_words
+        )
     if num_words < words_limit:
         entries[2, segment] = wide
         num_bytes = STATES_BYTES + 2 * num_words
@@ -136,7 +141,7 @@ def _encode_segment(  # type: ignore[no-untyped-def]
     return place + symbols.size - begin
 
 
-@compiled
+@inner
 def _split_segment(  # type: ignore[no-untyped-def]
     raw, first_unit, coded, num_tiles, num_coded, raw_offset, cut, widths, per_lane, body, symbols, carried
 ):
@@ -168,7 +173,7 @@ def _split_segment(  # type: ignore[no-untyped-def]
         row += 1
 
 
-@compiled
+@inner
 def _store_fields(fields, per_tile, widths, raw_offset, row, num_coded, body, carried):  # type: ignore[no-untyped-def]
     octets = body[0]
     plane_start = raw_offset - CARRIED_BYTES

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .rans_loops import compiled
+from .rans_compile import inner
 
 
-@compiled
+@inner
 def split_tile(view, unit_bytes, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
     """Do `split_units` on units of any width: `view` is the chunk's."""
     if unit_bytes == 1:
@@ -24,7 +24,7 @@ def split_tile(view, unit_bytes, begin, num_units, cut, symbols, fields):  # typ
         split_units(view[3], begin, num_units, cut, symbols, fields)
 
 
-@compiled
+@inner
 def join_tile(symbols, fields, num_units, cut, view, unit_bytes, begin):  # type: ignore[no-untyped-def]
     """Do `join_units` on units of any width: `view` is the chunk's."""
     if unit_bytes == 1:
@@ -37,43 +37,52 @@ def join_tile(symbols, fields, num_units, cut, view, unit_bytes, begin):  # type
         join_units(symbols, fields, num_units, cut, view[3], begin)
 
 
-@compiled
+# Slices, because the compiler makes vector instructions of a loop only where no index can be negative.
+
+
+@inner
 def split_2(values, begin, num_units, symbols, octets, place):  # type: ignore[no-untyped-def]
     """Cut 2-byte units into symbols and their plane of 8 bits at byte `place`."""
+    own, plane = values[begin : begin + num_units], octets[place : place + num_units]
     for index in range(num_units):
-        value = values[begin + index]
-        symbols[index] = np.uint8(value >> 7)
-        octets[place + index] = np.uint8((value & 127) | ((value >> 8) & 128))
+        symbols[index] = np.uint8(own[index] >> 7)
+    for index in range(num_units):
+        plane[index] = np.uint8((own[index] & 127) | ((own[index] >> 8) & 128))
 
 
-@compiled
+@inner
 def join_2(symbols, octets, place, num_units, values, begin):  # type: ignore[no-untyped-def]
     """Undo `split_2`."""
+    own, plane = values[begin : begin + num_units], octets[place : place + num_units]
     for index in range(num_units):
-        octet = np.uint16(octets[place + index])
-        values[begin + index] = np.uint16((np.uint16(symbols[index]) << 7) | (octet & 127) | ((octet & 128) << 8))
+        octet = np.uint32(plane[index])
+        own[index] = np.uint16((np.uint32(symbols[index]) << 7) | (octet & 127) | ((octet & 128) << 8))
 
 
-@compiled
+@inner
 def split_4(values, begin, num_units, symbols, halves, half_place, octets, place):  # type: ignore[no-untyped-def]
     """Cut 4-byte units into symbols, their plane of 16 bits at 2-byte word `half_place`, and that of 8 at `place`."""
+    own, plane = values[begin : begin + num_units], octets[place : place + num_units]
+    half_plane = halves[half_place : half_place + num_units]
     for index in range(num_units):
-        value = values[begin + index]
+        value = own[index]
         symbols[index] = np.uint8(value >> 23)
-        halves[half_place + index] = np.uint16(value)
-        octets[place + index] = np.uint8(((value >> 16) & 127) | ((value >> 24) & 128))
+        half_plane[index] = np.uint16(value & 0xFFFF)
+        plane[index] = np.uint8(((value >> 16) & 127) | ((value >> 24) & 128))
 
 
-@compiled
+@inner
 def join_4(symbols, halves, half_place, octets, place, num_units, values, begin):  # type: ignore[no-untyped-def]
     """Undo `split_4`."""
+    own, plane = values[begin : begin + num_units], octets[place : place + num_units]
+    half_plane = halves[half_place : half_place + num_units]
     for index in range(num_units):
-        octet = np.uint32(octets[place + index])
+        octet = np.uint32(plane[index])
         high = ((octet & 128) << 24) | ((octet & 127) << 16)
-        values[begin + index] = np.uint32((np.uint32(symbols[index]) << 23) | high | np.uint32(halves[half_place + index]))
+        own[index] = np.uint32((np.uint32(symbols[index]) << 23) | high | np.uint32(half_plane[index]))
 
 
-@compiled
+@inner
 def split_units(values, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
     """Cut units into symbols (uint8[num_units]) and fields (uint64[num_units]).
 
@@ -88,8 +97,9 @@ def split_units(values, begin, num_units, cut, symbols, fields):  # type: ignore
     mantissa, shift, exponent = cut[0], cut[1], cut[2]
     dropped, high_place, high_mask, sign_place, sign_mask = cut[3], cut[4], cut[5], cut[6], cut[7]
     low_mask = (np.uint64(1) << mantissa) - np.uint64(1)
+    own = values[begin : begin + num_units]
     for index in range(num_units):
-        value = np.uint64(values[begin + index])
+        value = np.uint64(own[index])
         top = value >> mantissa
         moved = top + shift
         symbols[index] = np.uint8(moved & np.uint64(255))
@@ -99,7 +109,7 @@ def split_units(values, begin, num_units, cut, symbols, fields):  # type: ignore
         fields[index] = field
 
 
-@compiled
+@inner
 def join_units(symbols, fields, num_units, cut, values, begin):  # type: ignore[no-untyped-def]
     """Undo `split_units`; the last number of `cut` is the sign bit that all units have where fields have none."""
     mantissa, shift, exponent = cut[0], cut[1], cut[2]
@@ -107,78 +117,84 @@ def join_units(symbols, fields, num_units, cut, values, begin):  # type: ignore[
     one = np.uint64(1)
     low_mask = (one << high_place) - one
     exponent_mask = (one << exponent) - one
+    own = values[begin : begin + num_units]
     for index in range(num_units):
         field = fields[index]
         moved = np.uint64(symbols[index]) | (((field >> high_place) & high_mask) << np.uint64(8))
         value = ((moved - shift) & exponent_mask) << mantissa
         value |= (field & low_mask) << dropped
         value |= (((field >> sign_place) & sign_mask) | sign) << (mantissa + exponent)
-        values[begin + index] = value
+        own[index] = value
 
 
-@compiled
+@inner
 def store_plane(fields, num_units, width, lowest, view, place):  # type: ignore[no-untyped-def]
     """Write one plane of a tile at byte `place` of a view."""
     if width == 32:
-        for index in range(num_units):
-            view[2][(place >> 2) + index] = np.uint32((fields[index] >> lowest) & np.uint64(0xFFFFFFFF))
+        _store_whole(fields, lowest, view[2][place >> 2 : (place >> 2) + num_units])
     elif width == 16:
-        for index in range(num_units):
-            view[1][(place >> 1) + index] = np.uint16((fields[index] >> lowest) & np.uint64(0xFFFF))
+        _store_whole(fields, lowest, view[1][place >> 1 : (place >> 1) + num_units])
     elif width == 8:
-        for index in range(num_units):
-            view[0][place + index] = np.uint8((fields[index] >> lowest) & np.uint64(0xFF))
+        _store_whole(fields, lowest, view[0][place : place + num_units])
     elif width == 4:
-        _store_parts(fields, num_units, 4, lowest, view[0], place)
+        _store_parts(fields, 4, lowest, view[0][place : place + num_units // 2])
     elif width == 2:
-        _store_parts(fields, num_units, 2, lowest, view[0], place)
+        _store_parts(fields, 2, lowest, view[0][place : place + num_units // 4])
     else:
-        _store_parts(fields, num_units, 1, lowest, view[0], place)
+        _store_parts(fields, 1, lowest, view[0][place : place + num_units // 8])
 
 
-@compiled
-def _store_parts(fields, num_units, width, lowest, octets, place):  # type: ignore[no-untyped-def]
+@inner
+def _store_whole(fields, lowest, plane):  # type: ignore[no-untyped-def]
+    for index in range(plane.size):
+        plane[index] = fields[index] >> lowest
+
+
+@inner
+def _store_parts(fields, width, lowest, plane):  # type: ignore[no-untyped-def]
     # Called with a number for `width`, so that the compiler unrolls the inner loop.
-    each = 8 // width
+    each = np.uint64(8 // width)
     mask = np.uint64((1 << width) - 1)
-    for index in range(num_units // each):
+    for index in range(plane.size):
         octet = np.uint64(0)
-        for part in range(each):
-            octet |= ((fields[each * index + part] >> lowest) & mask) << np.uint64(width * part)
-        octets[place + index] = np.uint8(octet)
+        for part in range(8 // width):
+            field = fields[np.uint64(index) * each + np.uint64(part)]
+            octet |= ((field >> lowest) & mask) << np.uint64(width * part)
+        plane[index] = np.uint8(octet)
 
 
-@compiled
+@inner
 def load_plane(fields, num_units, width, lowest, view, place):  # type: ignore[no-untyped-def]
     """Put one plane of a tile into the fields; the plane with the lowest bits comes first."""
-    if width >= 8:
-        if lowest == 0:
-            for index in range(num_units):
-                fields[index] = np.uint64(0)
-        if width == 32:
-            for index in range(num_units):
-                fields[index] |= np.uint64(view[2][(place >> 2) + index]) << lowest
-        elif width == 16:
-            for index in range(num_units):
-                fields[index] |= np.uint64(view[1][(place >> 1) + index]) << lowest
-        else:
-            for index in range(num_units):
-                fields[index] |= np.uint64(view[0][place + index]) << lowest
+    if width == 32:
+        _load_whole(fields, lowest, view[2][place >> 2 : (place >> 2) + num_units])
+    elif width == 16:
+        _load_whole(fields, lowest, view[1][place >> 1 : (place >> 1) + num_units])
+    elif width == 8:
+        _load_whole(fields, lowest, view[0][place : place + num_units])
     elif width == 4:
-        _load_parts(fields, num_units, 4, lowest, view[0], place)
+        _load_parts(fields, 4, lowest, view[0][place : place + num_units // 2])
     elif width == 2:
-        _load_parts(fields, num_units, 2, lowest, view[0], place)
+        _load_parts(fields, 2, lowest, view[0][place : place + num_units // 4])
     else:
-        _load_parts(fields, num_units, 1, lowest, view[0], place)
+        _load_parts(fields, 1, lowest, view[0][place : place + num_units // 8])
 
 
-@compiled
-def _load_parts(fields, num_units, width, lowest, octets, place):  # type: ignore[no-untyped-def]
-    each = 8 // width
+@inner
+def _load_whole(fields, lowest, plane):  # type: ignore[no-untyped-def]
+    keep = (np.uint64(1) << lowest) - np.uint64(1)
+    for index in range(plane.size):
+        fields[index] = (fields[index] & keep) | (np.uint64(plane[index]) << lowest)
+
+
+@inner
+def _load_parts(fields, width, lowest, plane):  # type: ignore[no-untyped-def]
+    each = np.uint64(8 // width)
     mask = np.uint64((1 << width) - 1)
     keep = (np.uint64(1) << lowest) - np.uint64(1)
-    for index in range(num_units // each):
-        octet = np.uint64(octets[place + index])
-        for part in range(each):
+    for index in range(plane.size):
+        octet = np.uint64(plane[index])
+        for part in range(8 // width):
+            place = np.uint64(index) * each + np.uint64(part)
             own = (octet >> np.uint64(width * part)) & mask
-            fields[each * index + part] = (fields[each * index + part] & keep) | (own << lowest)
+            fields[place] = (fields[place] & keep) | (own << lowest)

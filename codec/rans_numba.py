@@ -37,7 +37,7 @@ def encode_segments(raw: Octets, coded: NDArray[np.bool_], layout: BodyLayout, b
         layout.raw_offsets,
         cuts,
         widths,
-        _lookups(layout.tables),
+        *_encode_lookups(layout.tables),
         np.uint64(layout.tables.log2_sum),
         shape.units_per_lane,
         layout.raw_end,
@@ -62,8 +62,7 @@ def decode_segments(layout: BodyLayout, body: Octets, out: Octets) -> None:
         directory.stream_bytes,
         cuts,
         widths,
-        _lookups(layout.tables),
-        layout.tables.symbols(),
+        _slots(layout.tables),
         np.uint64(layout.tables.log2_sum),
         shape.units_per_lane,
         layout.segment_tiles,
@@ -101,12 +100,22 @@ def _cuts(layout: BodyLayout) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     return chosen, widths[flags]
 
 
-def _lookups(tables: CodeTables) -> NDArray[np.uint64]:
-    """Return frequency, start and 2**(32 + n) / frequency rounded up, of each symbol: uint64[tables, 3, 256]."""
+def _encode_lookups(tables: CodeTables) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return what `encode_tile` looks up, of each table and symbol: uint64[tables, 256] twice."""
     frequencies = tables.frequencies.astype(np.uint64)
     divisors = np.maximum(frequencies, np.uint64(1))
     scale = np.uint64(1 << (32 + tables.log2_sum))
-    return np.stack([frequencies, tables.starts.astype(np.uint64), (scale + divisors - np.uint64(1)) // divisors], axis=1)
+    ranges = tables.starts.astype(np.uint64) << np.uint64(32) | frequencies
+    return ranges, (scale + divisors - np.uint64(1)) // divisors
+
+
+def _slots(tables: CodeTables) -> NDArray[np.uint64]:
+    """Return what `decode_tile` looks up, of each table and slot: uint64[tables, 2**n]."""
+    symbols = tables.symbols()
+    frequencies = np.take_along_axis(tables.frequencies, symbols.astype(np.intp), axis=1).astype(np.uint64)
+    starts = np.take_along_axis(tables.starts, symbols.astype(np.intp), axis=1).astype(np.uint64)
+    biases = np.arange(symbols.shape[1], dtype=np.uint64) - starts
+    return frequencies << np.uint64(32) | biases << np.uint64(8) | symbols
 
 
 def _view(octets: Octets) -> tuple[NDArray[np.unsignedinteger], ...]:
