@@ -97,12 +97,16 @@ class Directory:
         """Return a directory of zero segments, to be filled in."""
         return cls(*(np.zeros(num_segments, dtype=np.int64) for _ in cls.__slots__))
 
-    def pack(self) -> bytes:
-        """Return the directory as a body holds it, padding included."""
+    def entries(self) -> NDArray[np.int64]:
+        """Return the entries as a body holds them: int64[S]."""
         entries = self.stream_bytes | self.kind << _KIND[0] | self.table << _TABLE[0] | self.num_coded << _CODED[0]
         for name, bit in _FLAGS.items():
             entries |= getattr(self, name) << bit
-        packed = entries.astype("<i8").tobytes()
+        return entries
+
+    def pack(self) -> bytes:
+        """Return the directory as a body holds it, padding included."""
+        packed = self.entries().astype("<i8").tobytes()
         return packed + bytes(-len(packed) % 16)
 
     @classmethod

@@ -87,11 +87,13 @@ def _streams(
     symbols, carried, tables = [], [], []
     for segment in batch:
         values = coded_units(raw, segment, coded[segment.index])
-        symbols.append(symbols_of(values, shape))
+        own = symbols_of(values, shape)
+        num_existing = own.size - segment.num_missing
+        own[num_existing:] = 0
+        symbols.append(own)
         carried.append(write_raw_area(values, segment, body))
         table = 2 * int(directory.table[segment.index])
-        existing = symbols[-1][: symbols[-1].size - segment.num_missing]
-        narrow = (layout.tables.frequencies[table] > 0)[existing].all()
+        narrow = (layout.tables.frequencies[table] > 0)[own[:num_existing]].all()
         tables.append(table if narrow else table + 1)
     states, words = encoder.encode(batch, symbols, carried, tables)
     plain_bytes = directory.plain_bytes(shape)

@@ -113,6 +113,8 @@ def write_raw_area(values: NDArray[np.unsignedinteger], segment: Segment, body: 
     if not segment.cut.num_bits:
         return np.empty(0, dtype=np.uint8)
     fields = fields_of(values, segment.shape, segment.cut)
+    # A unit that does not exist has the field 0, which is not what a value of 0 has.
+    fields[fields.size - segment.num_missing :] = 0
     area = body[segment.raw_area]
     carried = np.empty(0, dtype=np.uint8)
     place = -CARRIED_BYTES

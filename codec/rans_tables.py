@@ -11,6 +11,8 @@ from .errors import CorruptionError
 
 NUM_SYMBOLS = 256
 MAP_BYTES = NUM_SYMBOLS // 8
+MAX_TABLE_BYTES = MAP_BYTES + 2 * NUM_SYMBOLS
+"""Bytes of a table that has every symbol; a multiple of 16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
