@@ -9,7 +9,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr u32 kAll = 0xFFFFFFFFu, kLanes = 32, kThreads = 256, kWarps = kThreads / kLanes;
+constexpr u32 kThreads = 256;
+constexpr u32 kAll = 0xFFFFFFFFu, kLanes = 32, kWarps = kThreads / kLanes;
 constexpr u32 kTileBytes = 512, kLaneBytes = 16, kSymbols = 256, kStateBytes = 128, kMapBytes = 32, kCarriedBytes = 64;
 constexpr u32 kLowestState = 65536;
 constexpr u32 kZero = 0, kConstant = 1, kPlain = 2, kCoded = 3;   // kinds of a segment

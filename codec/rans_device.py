@@ -1,0 +1,174 @@
+"""The rans codec on a CUDA device: the kernels of rans_encode.cu and rans_decode.cu, and what the host does for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .base import FrameHeader
+from .device_report import FAILED_WORD, WORD_BYTES
+from .kernels import Kernels
+from .rans import RansCodec
+from .rans_format import LOG2_SUM, unpack_layout
+from .rans_plan import MIN_RAW_BYTES, SEGMENTS_PER_BLOCK, RansBuffers, RansPlan, max_segments
+from .rans_units import SHAPES
+from .words import WordType
+
+_MAX_PLANS = 256
+# Kept: a save has chunks of few lengths, and comes back to them.
+
+
+class RansEncoder:
+    """Makes the bodies of the rans codec. Allocates nothing.
+
+    Args:
+        chunk_bytes: The longest chunk.
+        kernels: Those of the device.
+        slots: Address of `rans_encoder_memory(chunk_bytes).slots` bytes, which other codecs may use in between.
+        temp: Address of `rans_encoder_memory(chunk_bytes).temp` bytes, likewise.
+
+    Raises:
+        CodecUnavailableError: If CuPy cannot compile the kernels for this device.
+    """
+
+    def __init__(self, chunk_bytes: int, kernels: Kernels, slots: int, temp: int) -> None:
+        kernels.load_rans()
+        self._kernels = kernels
+        self._slots = slots
+        self._buffers = RansBuffers.at(temp, max_segments(chunk_bytes))
+        self._launches: dict[tuple[WordType, int], _Launches] = {}
+
+    def enqueue(self, raw: int, raw_bytes: int, word: WordType, body: int, report: int, stream: int) -> bool:
+        """Enqueue all that makes a body, inside `Kernels.on(stream)`.
+
+        Args:
+            raw: Address of the chunk, a multiple of 16.
+            raw_bytes: Its length.
+            word: What one value is.
+            body: Address of raw_bytes, rounded up to 16, for the body; a multiple of 16.
+            report: Address of the report, whose first words tell how long the body became.
+            stream: Where it runs.
+
+        Returns:
+            False where no body could be shorter than the chunk; nothing is enqueued then.
+        """
+        if raw_bytes < MIN_RAW_BYTES:
+            return False
+        key = (word, raw_bytes)
+        launches = self._launches.get(key)
+        if launches is None:
+            if len(self._launches) == _MAX_PLANS:
+                self._launches.clear()
+            launches = self._launches[key] = _Launches(RansPlan(word, raw_bytes), self._buffers, self._slots)
+        kernels = self._kernels
+        kernels.driver.fill(self._buffers.counts, 0, launches.counts_bytes, stream)
+        kernels.launch(launches.look, launches.grid, raw, *launches.cut, *launches.look_arguments)
+        kernels.launch("make_rans_tables", launches.tables_grid, *launches.tables_arguments)
+        kernels.launch(
+            launches.code, launches.grid, raw, *launches.cut, *launches.code_inputs, body, *launches.code_outputs
+        )
+        kernels.launch("gather_streams", launches.gather_grid, report, body, *launches.gather_arguments)
+        return True
+
+
+class _Launches:
+    """Grids and arguments for all chunks of one word type and length, so that the next of them costs little time."""
+
+    __slots__ = (
+        "code",
+        "code_inputs",
+        "code_outputs",
+        "counts_bytes",
+        "cut",
+        "gather_arguments",
+        "gather_grid",
+        "grid",
+        "look",
+        "look_arguments",
+        "tables_arguments",
+        "tables_grid",
+    )
+
+    def __init__(self, plan: RansPlan, buffers: RansBuffers, slots: int) -> None:
+        b, num_segments, num_tables = buffers, plan.num_segments, plan.num_tables
+        unit_bytes, tiles = plan.shape.unit_bytes, plan.shape.segment_tiles
+        self.look = f"look_at_segments_{unit_bytes}"
+        self.code = f"code_segments_{unit_bytes}"
+        self.counts_bytes = 4 * 256 * num_tables
+        self.grid = num_tables * plan.blocks_per_table
+        self.tables_grid = num_tables + 1
+        self.gather_grid = -(-num_segments // SEGMENTS_PER_BLOCK)
+        self.cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
+        self.look_arguments = (b.infos, b.maps, b.counts)
+        tables = (b.counts, num_tables, plan.spread, b.entries, b.packed, b.packed_bytes)
+        self.tables_arguments = (*tables, b.infos, num_segments, unit_bytes, b.raw_offsets)
+        self.code_inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)
+        self.code_outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes)
+        self.gather_arguments = (
+            plan.raw_bytes,
+            tiles,
+            num_segments,
+            plan.word,
+            b.packed,
+            b.packed_bytes,
+            num_tables,
+            b.directory,
+            b.stream_bytes,
+            b.raw_offsets,
+            slots,
+            plan.slot_bytes,
+        )
+
+
+def decode_rans(
+    kernels: Kernels, header: FrameHeader, start: NDArray[np.uint8], body: torch.Tensor, out: torch.Tensor, report: int
+) -> None:
+    """Enqueue the decoding of a body, inside `Kernels.on`, with the same stream current in PyTorch.
+
+    Args:
+        kernels: Those of the device.
+        header: The frame's header.
+        start: uint8[at least the body's start], on the host.
+        body: uint8[body_bytes] on the device, its address a multiple of 16.
+        out: uint8[raw_bytes] on the device, its address a multiple of 16.
+        report: Address of a report, one of whose words counts the segments that did not decode.
+
+    Raises:
+        CodecUnavailableError: If CuPy cannot compile the kernels for this device.
+        CorruptionError: If the start of the body does not hold.
+    """
+    layout = unpack_layout(header, start)
+    if layout.tables.log2_sum != LOG2_SUM:
+        _decode_on_cpu(header, body, out)
+        return
+    kernels.load_rans()
+    num_segments = layout.directory.num_segments
+    numbers = [layout.directory.entries(), layout.raw_offsets, layout.stream_offsets()]
+    # All on the device by one copy: entries, offsets of raw areas and of streams, then the frequencies of all tables.
+    frequencies = np.ascontiguousarray(layout.tables.frequencies, dtype="<u2").view(np.int64).reshape(-1)
+    packed = torch.from_numpy(np.concatenate([*numbers, frequencies]))
+    on_device = packed.pin_memory().to(body.device, non_blocking=True)
+    at = on_device.data_ptr()
+    stride = WORD_BYTES * num_segments
+    kernels.launch(
+        f"decode_segments_{SHAPES[header.word].unit_bytes}",
+        -(-num_segments // SEGMENTS_PER_BLOCK),
+        body.data_ptr(),
+        out.data_ptr(),
+        header.raw_bytes,
+        layout.segment_tiles,
+        num_segments,
+        at,
+        at + stride,
+        at + 2 * stride,
+        at + 3 * stride,
+        report + FAILED_WORD * WORD_BYTES,
+    )
+
+
+def _decode_on_cpu(header: FrameHeader, body: torch.Tensor, out: torch.Tensor) -> None:
+    """Decode a frame whose tables have another sum than any that this build writes; waits for the device."""
+    chunk = torch.empty(header.raw_bytes, dtype=torch.uint8)
+    RansCodec().decode_body(header, body.cpu().numpy(), chunk.numpy())
+    out.copy_(chunk)
