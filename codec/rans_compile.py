@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import xxhash
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+Function = Callable[..., Any]
 
 
-def inner(function: _Function) -> _Function:
+def inner(function: Function) -> Function:
     """Compile a function that only compiled ones call."""
-    made: _Function = numba.njit(nogil=True)(function)
+    made: Function = numba.njit(nogil=True)(function)
     return made
 
 
-def entry(function: _Function) -> _Function:
+def entry(function: Function) -> Function:
     """Compile a function at its first call, with all that it calls; keep the machine code for later processes.
 
     It runs without the GIL. NUMBA_CACHE_DIR says where the code is kept, if not beside the source or in the user's
     cache.
     """
-    # numba looks only at the file of this function to see whether kept code is still good, not at those of the functions
+    # Whether kept code is still good numba sees from the file of this function alone, not from those of the functions
     # that went into it; so the name under which it is kept names all of them.
     function.__qualname__ += f"_{_digest_of_sources()}"
     try:
-        made: _Function = numba.njit(nogil=True, cache=True)(function)
+        made: Function = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:
         # There is no folder to write to: every process compiles for itself.
         made = numba.njit(nogil=True)(function)

@@ -18,9 +18,19 @@ _LOWEST_STATE = 1 << 16
 
 
 @entry
-def decode_loop(  # type: ignore[no-untyped-def]
-    body, entries, raw_offsets, stream_offsets, stream_bytes, cuts, widths, slots, log2_sum, per_lane,
-    tiles_per_segment, raw,
+def decode_loop(
+    body,
+    entries,
+    raw_offsets,
+    stream_offsets,
+    stream_bytes,
+    cuts,
+    widths,
+    slots,
+    log2_sum,
+    per_lane,
+    tiles_per_segment,
+    raw,
 ):
     """Restore a chunk.
 
@@ -53,15 +63,25 @@ def decode_loop(  # type: ignore[no-untyped-def]
             for index in range(end - begin):
                 out[begin + index] = octets[place + (index & 7)]
         elif not _decode_segment(
-            body, entries[:, segment], raw_offsets[segment], place, stream_bytes[segment], cuts[segment],
-            widths[segment], slots, log2_sum, per_lane, raw, segment * tiles_per_segment,
+            body,
+            entries[:, segment],
+            raw_offsets[segment],
+            place,
+            stream_bytes[segment],
+            cuts[segment],
+            widths[segment],
+            slots,
+            log2_sum,
+            per_lane,
+            raw,
+            segment * tiles_per_segment,
         ):
             return segment
     return GOOD
 
 
 @inner
-def _decode_segment(  # type: ignore[no-untyped-def]
+def _decode_segment(
     body, entry, raw_offset, place, stream_bytes, cut, widths, slots, log2_sum, per_lane, raw, first_tile
 ):
     per_tile, unit_bytes = per_lane * NUM_LANES, 16 // per_lane
@@ -100,9 +120,7 @@ def _decode_segment(  # type: ignore[no-untyped-def]
         begin = (first_tile + which[row]) * per_tile
         num_units = min(per_tile, num_values - begin)
         if kind == _CODED:
-            left = decode_tile(
-                symbols, num_units, per_lane, states, slots[table], log2_sum, halves, place >> 1, left
-            )
+            left = decode_tile(symbols, num_units, per_lane, states, slots[table], log2_sum, halves, place >> 1, left)
             if left < 0:
                 return False
             if row == 0 and not _last_states(states, left, has_fields, carried):
@@ -121,7 +139,7 @@ def _decode_segment(  # type: ignore[no-untyped-def]
 
 
 @inner
-def _find_tiles(octets, place, mapped, num_tiles, num_coded, which):  # type: ignore[no-untyped-def]
+def _find_tiles(octets, place, mapped, num_tiles, num_coded, which):
     """List the coded tiles; return False if the tile map is not one of so many."""
     found = 0
     for tile in range(TILE_MAP_BYTES * 8 if mapped else num_tiles):
@@ -135,7 +153,7 @@ def _find_tiles(octets, place, mapped, num_tiles, num_coded, which):  # type: ig
 
 
 @inner
-def _clear_tiles(out, first_tile, num_tiles, which, num_coded):  # type: ignore[no-untyped-def]
+def _clear_tiles(out, first_tile, num_tiles, which, num_coded):
     row = 0
     for tile in range(num_tiles):
         if row < num_coded and which[row] == tile:
@@ -145,7 +163,7 @@ def _clear_tiles(out, first_tile, num_tiles, which, num_coded):  # type: ignore[
 
 
 @inner
-def _last_states(states, left, has_fields, carried):  # type: ignore[no-untyped-def]
+def _last_states(states, left, has_fields, carried):
     """Check what decoding ends with, and read the carried bytes."""
     good = left == 0
     limit = np.uint64(2 * _LOWEST_STATE if has_fields else _LOWEST_STATE + 1)
@@ -158,9 +176,7 @@ def _last_states(states, left, has_fields, carried):  # type: ignore[no-untyped-
 
 
 @inner
-def _load_fields(  # type: ignore[no-untyped-def]
-    body, raw_offset, row, num_coded, widths, per_tile, carried, fields
-):
+def _load_fields(body, raw_offset, row, num_coded, widths, per_tile, carried, fields):
     plane_start = raw_offset - CARRIED_BYTES
     lowest = 0
     for plane in range(widths.size):

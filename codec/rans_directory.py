@@ -170,7 +170,7 @@ def check_directory(directory: Directory, tiles: NDArray[np.int64], num_tables: 
         d.stream_bytes == plain_bytes,
     )
     good &= np.where(flat, (flags == 0) & (d.num_coded == 0), True)
-    good &= np.where(flat, True, np.where(d.mapped, (1 <= d.num_coded) & (d.num_coded < tiles), d.num_coded == tiles))
+    good &= np.where(flat, True, np.where(d.mapped, (d.num_coded >= 1) & (d.num_coded < tiles), d.num_coded == tiles))
     good &= np.where(coded, d.table < num_tables, (d.table == 0) & (d.wide == 0))
     good &= d.sign <= d.one_sign
     if not shape.has_sign:

@@ -15,9 +15,7 @@ _LOWEST_STATE = 1 << 16
 
 
 @entry
-def encode_loop(  # type: ignore[no-untyped-def]
-    raw, coded, entries, raw_offsets, cuts, widths, ranges, reciprocals, log2_sum, per_lane, place, body
-):
+def encode_loop(raw, coded, entries, raw_offsets, cuts, widths, ranges, reciprocals, log2_sum, per_lane, place, body):
     """Write raw region and stream region.
 
     Args:
@@ -59,8 +57,20 @@ def encode_loop(  # type: ignore[no-untyped-def]
             place += 16
             continue
         num_bytes = _encode_segment(
-            raw, coded[segment], segment, entries, raw_offsets[segment], cuts[segment], widths[segment], ranges,
-            reciprocals, log2_sum, per_lane, place, body, scratch,
+            raw,
+            coded[segment],
+            segment,
+            entries,
+            raw_offsets[segment],
+            cuts[segment],
+            widths[segment],
+            ranges,
+            reciprocals,
+            log2_sum,
+            per_lane,
+            place,
+            body,
+            scratch,
         )
         if num_bytes < 0:
             return -1
@@ -74,8 +84,20 @@ def encode_loop(  # type: ignore[no-untyped-def]
 
 
 @inner
-def _encode_segment(  # type: ignore[no-untyped-def]
-    raw, coded, segment, entries, raw_offset, cut, widths, ranges, reciprocals, log2_sum, per_lane, place, body,
+def _encode_segment(
+    raw,
+    coded,
+    segment,
+    entries,
+    raw_offset,
+    cut,
+    widths,
+    ranges,
+    reciprocals,
+    log2_sum,
+    per_lane,
+    place,
+    body,
     scratch,
 ):
     octets, halves, words = body[0], body[1], body[2]
@@ -120,7 +142,15 @@ def _encode_segment(  # type: ignore[no-untyped-def]
         own = symbols[tile * per_tile : (tile + 1) * per_tile]
         num_units = min(per_tile, num_existing - tile * per_tile)
         num_words = encode_tile(
-            own, num_units, per_lane, states, ranges[table + wide], reciprocals[table + wide], log2_sum, scratch, num_words
+            own,
+            num_units,
+            per_lane,
+            states,
+            ranges[table + wide],
+            reciprocals[table + wide],
+            log2_sum,
+            scratch,
+            num_words,
         )
     if num_words < words_limit:
         entries[2, segment] = wide
@@ -142,7 +172,7 @@ def _encode_segment(  # type: ignore[no-untyped-def]
 
 
 @inner
-def _split_segment(  # type: ignore[no-untyped-def]
+def _split_segment(
     raw, first_unit, coded, num_tiles, num_coded, raw_offset, cut, widths, per_lane, body, symbols, carried
 ):
     """Write the raw area; fill in symbols (uint8[num_coded * per_tile]) and carried (uint8[64])."""
@@ -174,7 +204,7 @@ def _split_segment(  # type: ignore[no-untyped-def]
 
 
 @inner
-def _store_fields(fields, per_tile, widths, raw_offset, row, num_coded, body, carried):  # type: ignore[no-untyped-def]
+def _store_fields(fields, per_tile, widths, raw_offset, row, num_coded, body, carried):
     octets = body[0]
     plane_start = raw_offset - CARRIED_BYTES
     lowest = 0

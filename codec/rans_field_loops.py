@@ -12,7 +12,7 @@ from .rans_compile import inner
 
 
 @inner
-def split_tile(view, unit_bytes, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
+def split_tile(view, unit_bytes, begin, num_units, cut, symbols, fields):
     """Do `split_units` on units of any width: `view` is the chunk's."""
     if unit_bytes == 1:
         symbols[:num_units] = view[0][begin : begin + num_units]
@@ -25,7 +25,7 @@ def split_tile(view, unit_bytes, begin, num_units, cut, symbols, fields):  # typ
 
 
 @inner
-def join_tile(symbols, fields, num_units, cut, view, unit_bytes, begin):  # type: ignore[no-untyped-def]
+def join_tile(symbols, fields, num_units, cut, view, unit_bytes, begin):
     """Do `join_units` on units of any width: `view` is the chunk's."""
     if unit_bytes == 1:
         view[0][begin : begin + num_units] = symbols[:num_units]
@@ -41,7 +41,7 @@ def join_tile(symbols, fields, num_units, cut, view, unit_bytes, begin):  # type
 
 
 @inner
-def split_2(values, begin, num_units, symbols, octets, place):  # type: ignore[no-untyped-def]
+def split_2(values, begin, num_units, symbols, octets, place):
     """Cut 2-byte units into symbols and their plane of 8 bits at byte `place`."""
     own, plane = values[begin : begin + num_units], octets[place : place + num_units]
     for index in range(num_units):
@@ -51,7 +51,7 @@ def split_2(values, begin, num_units, symbols, octets, place):  # type: ignore[n
 
 
 @inner
-def join_2(symbols, octets, place, num_units, values, begin):  # type: ignore[no-untyped-def]
+def join_2(symbols, octets, place, num_units, values, begin):
     """Undo `split_2`."""
     own, plane = values[begin : begin + num_units], octets[place : place + num_units]
     for index in range(num_units):
@@ -60,7 +60,7 @@ def join_2(symbols, octets, place, num_units, values, begin):  # type: ignore[no
 
 
 @inner
-def split_4(values, begin, num_units, symbols, halves, half_place, octets, place):  # type: ignore[no-untyped-def]
+def split_4(values, begin, num_units, symbols, halves, half_place, octets, place):
     """Cut 4-byte units into symbols, their plane of 16 bits at 2-byte word `half_place`, and that of 8 at `place`."""
     own, plane = values[begin : begin + num_units], octets[place : place + num_units]
     half_plane = halves[half_place : half_place + num_units]
@@ -72,7 +72,7 @@ def split_4(values, begin, num_units, symbols, halves, half_place, octets, place
 
 
 @inner
-def join_4(symbols, halves, half_place, octets, place, num_units, values, begin):  # type: ignore[no-untyped-def]
+def join_4(symbols, halves, half_place, octets, place, num_units, values, begin):
     """Undo `split_4`."""
     own, plane = values[begin : begin + num_units], octets[place : place + num_units]
     half_plane = halves[half_place : half_place + num_units]
@@ -83,7 +83,7 @@ def join_4(symbols, halves, half_place, octets, place, num_units, values, begin)
 
 
 @inner
-def split_units(values, begin, num_units, cut, symbols, fields):  # type: ignore[no-untyped-def]
+def split_units(values, begin, num_units, cut, symbols, fields):
     """Cut units into symbols (uint8[num_units]) and fields (uint64[num_units]).
 
     Args:
@@ -110,7 +110,7 @@ def split_units(values, begin, num_units, cut, symbols, fields):  # type: ignore
 
 
 @inner
-def join_units(symbols, fields, num_units, cut, values, begin):  # type: ignore[no-untyped-def]
+def join_units(symbols, fields, num_units, cut, values, begin):
     """Undo `split_units`; the last number of `cut` is the sign bit that all units have where fields have none."""
     mantissa, shift, exponent = cut[0], cut[1], cut[2]
     dropped, high_place, high_mask, sign_place, sign_mask, sign = cut[3], cut[4], cut[5], cut[6], cut[7], cut[8]
@@ -128,7 +128,7 @@ def join_units(symbols, fields, num_units, cut, values, begin):  # type: ignore[
 
 
 @inner
-def store_plane(fields, num_units, width, lowest, view, place):  # type: ignore[no-untyped-def]
+def store_plane(fields, num_units, width, lowest, view, place):
     """Write one plane of a tile at byte `place` of a view."""
     if width == 32:
         _store_whole(fields, lowest, view[2][place >> 2 : (place >> 2) + num_units])
@@ -145,13 +145,13 @@ def store_plane(fields, num_units, width, lowest, view, place):  # type: ignore[
 
 
 @inner
-def _store_whole(fields, lowest, plane):  # type: ignore[no-untyped-def]
+def _store_whole(fields, lowest, plane):
     for index in range(plane.size):
         plane[index] = fields[index] >> lowest
 
 
 @inner
-def _store_parts(fields, width, lowest, plane):  # type: ignore[no-untyped-def]
+def _store_parts(fields, width, lowest, plane):
     # Called with a number for `width`, so that the compiler unrolls the inner loop.
     each = np.uint64(8 // width)
     mask = np.uint64((1 << width) - 1)
@@ -164,7 +164,7 @@ def _store_parts(fields, width, lowest, plane):  # type: ignore[no-untyped-def]
 
 
 @inner
-def load_plane(fields, num_units, width, lowest, view, place):  # type: ignore[no-untyped-def]
+def load_plane(fields, num_units, width, lowest, view, place):
     """Put one plane of a tile into the fields; the plane with the lowest bits comes first."""
     if width == 32:
         _load_whole(fields, lowest, view[2][place >> 2 : (place >> 2) + num_units])
@@ -181,14 +181,14 @@ def load_plane(fields, num_units, width, lowest, view, place):  # type: ignore[n
 
 
 @inner
-def _load_whole(fields, lowest, plane):  # type: ignore[no-untyped-def]
+def _load_whole(fields, lowest, plane):
     keep = (np.uint64(1) << lowest) - np.uint64(1)
     for index in range(plane.size):
         fields[index] = (fields[index] & keep) | (np.uint64(plane[index]) << lowest)
 
 
 @inner
-def _load_parts(fields, width, lowest, plane):  # type: ignore[no-untyped-def]
+def _load_parts(fields, width, lowest, plane):
     each = np.uint64(8 // width)
     mask = np.uint64((1 << width) - 1)
     keep = (np.uint64(1) << lowest) - np.uint64(1)

@@ -1,4 +1,4 @@
-"""The outer form of a rans body: preamble, and where tables, directory and the two regions lie. RANS.md gives the bytes."""
+"""The outer form of a rans body: preamble, tables, directory, and where the two regions lie. RANS.md gives the bytes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .rans_units import NUM_LANES
 
 
 @entry
-def count_loop(symbols, counts):  # type: ignore[no-untyped-def]
+def count_loop(symbols, counts):
     """Add up symbols: counts is int64[4, 256], so that equal neighbours do not wait for each other."""
     quarter = symbols.size // 4
     for index in range(quarter):
@@ -26,7 +26,7 @@ def count_loop(symbols, counts):  # type: ignore[no-untyped-def]
 
 
 @inner
-def encode_tile(symbols, num_units, per_lane, states, ranges, reciprocals, log2_sum, words, num_words):  # type: ignore[no-untyped-def]
+def encode_tile(symbols, num_units, per_lane, states, ranges, reciprocals, log2_sum, words, num_words):
     """Code the units of a tile and return how many words there are then.
 
     Args:
@@ -46,18 +46,32 @@ def encode_tile(symbols, num_units, per_lane, states, ranges, reciprocals, log2_
             # A number that the compiler knows makes this loop a fifth faster.
             for lane in range(NUM_LANES):
                 num_words = _push(
-                    symbols[np.uint64(lane * per_lane + step)], np.uint64(lane), states, ranges, reciprocals, log2_sum, words, num_words
+                    symbols[np.uint64(lane * per_lane + step)],
+                    np.uint64(lane),
+                    states,
+                    ranges,
+                    reciprocals,
+                    log2_sum,
+                    words,
+                    num_words,
                 )
         else:
             for lane in range((num_units - step + per_lane - 1) // per_lane):
                 num_words = _push(
-                    symbols[np.uint64(lane * per_lane + step)], np.uint64(lane), states, ranges, reciprocals, log2_sum, words, num_words
+                    symbols[np.uint64(lane * per_lane + step)],
+                    np.uint64(lane),
+                    states,
+                    ranges,
+                    reciprocals,
+                    log2_sum,
+                    words,
+                    num_words,
                 )
     return num_words
 
 
 @inner
-def _push(symbol, lane, states, ranges, reciprocals, log2_sum, words, num_words):  # type: ignore[no-untyped-def]
+def _push(symbol, lane, states, ranges, reciprocals, log2_sum, words, num_words):
     x, both = states[lane], ranges[symbol]
     frequency = both & np.uint64(0xFFFFFFFF)
     full = np.uint64((x >> (np.uint64(32) - log2_sum)) >= frequency)
@@ -70,7 +84,7 @@ def _push(symbol, lane, states, ranges, reciprocals, log2_sum, words, num_words)
 
 
 @inner
-def decode_tile(symbols, num_units, per_lane, states, slots, log2_sum, words, first, left):  # type: ignore[no-untyped-def]
+def decode_tile(symbols, num_units, per_lane, states, slots, log2_sum, words, first, left):
     """Decode the units of a tile and return how many words are left: -1 if there were too few.
 
     Args:
@@ -112,7 +126,7 @@ def decode_tile(symbols, num_units, per_lane, states, slots, log2_sum, words, fi
 
 
 @inner
-def _pop(symbols, place, x, slots, log2_sum):  # type: ignore[no-untyped-def]
+def _pop(symbols, place, x, slots, log2_sum):
     entry = slots[x & ((np.uint64(1) << log2_sum) - np.uint64(1))]
     symbols[np.uint64(place)] = np.uint8(entry & np.uint64(0xFF))
     # The cut matters for damaged states only: a state has 32 bits, whatever the words were.

@@ -71,7 +71,7 @@ def decode_segments(layout: BodyLayout, body: Octets, out: Octets) -> None:
     if place != GOOD:
         kind = SegmentKind(int(directory.kind[place])).name.lower()
         raise CorruptionError(
-            f"segment {place}, which is {kind}, does not decode: its tile map, states or words are not those of a writer"
+            f"segment {place}, {kind}, does not decode: no writer makes its tile map, states or words"
         )
 
 

@@ -1,6 +1,7 @@
-"""What the rans encoder finds out about a chunk before it codes: kinds, flags, tile maps, histograms. RANS.md's writer rules 2 and 3.
+"""What the rans encoder finds out about a chunk before it codes: rules 2 and 3 of the writer in RANS.md.
 
-One 32-byte sector of every tile is enough to see that a segment has nothing special; only what may be special is read whole.
+One 32-byte sector of every tile is enough to see that a segment has nothing special; only what may be special is read
+whole.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ def survey(raw: NDArray[np.uint8], shape: UnitShape, count: Count) -> Survey:
     num_tiles = int(tiles.sum())
     probes = _probes(raw)
     directory = Directory.empty(tiles.size)
-    coded = np.zeros(tiles.size * shape.segment_tiles, dtype=bool)
-    coded[:num_tiles] = ~_zero_tiles(raw, probes, num_tiles)
-    coded = coded.reshape(tiles.size, shape.segment_tiles)
+    coded = np.zeros((tiles.size, shape.segment_tiles), dtype=bool)
+    coded.reshape(-1)[:num_tiles] = ~_zero_tiles(raw, probes, num_tiles)
     num_coded = np.count_nonzero(coded, axis=1)
     directory.kind[:] = np.where(num_coded == 0, SegmentKind.ZERO, SegmentKind.CODED)
     _find_special(raw, probes, shape, directory)
@@ -109,9 +109,7 @@ def _zero_tiles(raw: NDArray[np.uint8], probes: NDArray[np.uint64], num_tiles: i
     return zero
 
 
-def _find_special(
-    raw: NDArray[np.uint8], probes: NDArray[np.uint64], shape: UnitShape, directory: Directory
-) -> None:
+def _find_special(raw: NDArray[np.uint8], probes: NDArray[np.uint64], shape: UnitShape, directory: Directory) -> None:
     """Find constant segments and the flags N, H and L of the others."""
     segment_bytes = shape.segment_tiles * TILE_BYTES
     for index in np.flatnonzero(_may_be_special(probes, shape, directory)):
@@ -122,15 +120,11 @@ def _find_special(
             _set_flags(segment.view(shape.dtype), shape, directory, int(index))
 
 
-def _may_be_special(
-    probes: NDArray[np.uint64], shape: UnitShape, directory: Directory
-) -> NDArray[np.bool_]:
+def _may_be_special(probes: NDArray[np.uint64], shape: UnitShape, directory: Directory) -> NDArray[np.bool_]:
     """Return which segments that are not zero must be read whole: bool[S]."""
     special = np.ones(directory.num_segments, dtype=bool)
     num_whole = len(probes) // shape.segment_tiles
-    per_segment = probes[: num_whole * shape.segment_tiles].reshape(
-        num_whole, shape.segment_tiles * _SECTOR_BYTES // 8
-    )
+    per_segment = probes[: num_whole * shape.segment_tiles].reshape(num_whole, shape.segment_tiles * _SECTOR_BYTES // 8)
     found = (per_segment == per_segment[:, :1]).all(axis=1)
     if shape.has_sign:
         units = per_segment.view(shape.dtype)
@@ -141,7 +135,8 @@ def _may_be_special(
         if shape.high_bits:
             found |= ~high_bits_of(units, shape).any(axis=1)
     special[:num_whole] = found
-    return special & (directory.kind != SegmentKind.ZERO)
+    special &= directory.kind != SegmentKind.ZERO
+    return special
 
 
 def _set_flags(units: NDArray[np.unsignedinteger], shape: UnitShape, directory: Directory, index: int) -> None:

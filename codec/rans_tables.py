@@ -119,7 +119,7 @@ def unpack_tables(octets: NDArray[np.uint8], num_tables: int, log2_sum: int) -> 
         # Copied, because a table may start at an odd place of the caller's memory.
         row[present] = np.frombuffer(octets[place + MAP_BYTES : end].tobytes(), dtype="<u2")
         if not row[present].all() or int(row.sum()) != 1 << log2_sum:
-            raise CorruptionError(f"table {index} of {num_tables} does not sum to {1 << log2_sum}, or has a frequency 0")
+            raise CorruptionError(f"table {index} of {num_tables} does not sum to {1 << log2_sum} or has a 0")
         place = end
     if octets.size != place + -place % 16 or octets[place:].any():
         raise CorruptionError(f"the tables take {place} bytes of the {octets.size} that the body gives them")

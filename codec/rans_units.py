@@ -130,7 +130,8 @@ def symbols_of(values: NDArray[np.unsignedinteger], shape: UnitShape) -> NDArray
     if shape.exponent_shift:
         exponents += shape.dtype.type(shape.exponent_shift)
     # Casting keeps the low byte: that cuts off the sign and the high bits.
-    return exponents.astype(np.uint8)
+    symbols: NDArray[np.uint8] = exponents.astype(np.uint8)
+    return symbols
 
 
 def high_bits_of(values: NDArray[np.unsignedinteger], shape: UnitShape) -> NDArray[np.unsignedinteger]:
