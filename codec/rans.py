@@ -15,7 +15,7 @@ from .errors import CorruptionError
 from .rans_format import LOG2_SUM, pack_start, plan_layout, unpack_layout
 from .rans_survey import survey
 from .rans_tables import quantise
-from .rans_units import SHAPES
+from .rans_units import SHAPES, UnitShape
 from .words import WordType
 
 
@@ -35,19 +35,10 @@ class RansCodec:
         if not raw.size:
             return None
         chunk, body = _aligned(raw), _aligned(out)
-        coder, shape = _coder(), SHAPES[word]
-        found = survey(chunk, shape, coder.count_symbols)
-        frequencies = np.stack([quantise(row, shape.spread, found.sampled, LOG2_SUM) for row in found.counts])
-        layout = plan_layout(word, found.tiles, frequencies, found.directory)
-        if layout.raw_end >= raw.size or not coder.encode_segments(chunk, found.coded, layout, body):
-            return None
-        if layout.body_bytes >= raw.size:
-            return None
-        start = pack_start(word, frequencies, layout)
-        body[: start.size] = start
-        if body is not out:
-            out[: layout.body_bytes] = body[: layout.body_bytes]
-        return layout.body_bytes
+        body_bytes = encode_chunk(chunk, word, body, SHAPES[word], LOG2_SUM)
+        if body_bytes is not None and body is not out:
+            out[:body_bytes] = body[:body_bytes]
+        return body_bytes
 
     def decode_body(self, header: FrameHeader, body: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         """Check everything that RANS.md asks to check, then decode."""
@@ -57,6 +48,31 @@ class RansCodec:
         _coder().decode_segments(unpack_layout(header, octets), octets, chunk)
         if chunk is not out:
             np.copyto(out, chunk)
+
+
+def encode_chunk(
+    chunk: NDArray[np.uint8], word: WordType, body: NDArray[np.uint8], shape: UnitShape, log2_sum: int
+) -> int | None:
+    """Write the body of a chunk that is not empty; return its length, or None where it would be no shorter.
+
+    Args:
+        chunk: uint8[raw_bytes], at an address that is a multiple of 8, as `body` is.
+        word: What one value is.
+        body: uint8[raw_bytes].
+        shape: The word's, with any number of tiles a segment that RANS.md allows.
+        log2_sum: n.
+    """
+    coder = _coder()
+    found = survey(chunk, shape, coder.count_symbols)
+    frequencies = np.stack([quantise(row, shape.spread, found.sampled, log2_sum) for row in found.counts])
+    layout = plan_layout(shape, found.tiles, frequencies, log2_sum, found.directory)
+    if layout.raw_end >= chunk.size or not coder.encode_segments(chunk, found.coded, layout, body):
+        return None
+    if layout.body_bytes >= chunk.size:
+        return None
+    start = pack_start(word, frequencies, layout)
+    body[: start.size] = start
+    return layout.body_bytes
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The outer form of a rans body: preamble, tables, directory, and where the two regions lie. RANS.md gives the bytes."""
+"""The outer form of a rans body: preamble, tables, directory, where the two regions lie. RANS.md gives the bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rans_units import SHAPES, UnitShape
 from .words import WordType
 
 LOG2_SUM = 12
-"""n of the bodies that this build writes."""
+"""n of the bodies that this build writes: more bits gain 0.02 % and make the GPU's tables larger."""
 
 _BODY_VERSION = 1
 _NO_CONTEXT = 0
@@ -88,17 +88,21 @@ class BodyLayout:
 
 
 def plan_layout(
-    word: WordType, tiles: NDArray[np.int64], frequencies: NDArray[np.uint32], directory: Directory
+    shape: UnitShape,
+    tiles: NDArray[np.int64],
+    frequencies: NDArray[np.uint32],
+    log2_sum: int,
+    directory: Directory,
 ) -> BodyLayout:
     """Lay out a body whose streams are still to be written; their lengths go into the directory then.
 
     Args:
-        word: What one value is.
+        shape: How units are cut; its segment_tiles are T.
         tiles: int64[S], tiles of each segment.
         frequencies: uint32[num_tables, 256].
+        log2_sum: n, to whose power of two each table sums.
         directory: Complete but for streams, tables and the kind where that depends on the stream.
     """
-    shape = SHAPES[word]
     start = _PREAMBLE.size + len(pack_tables(frequencies)) + _directory_bytes(directory.num_segments)
     raw_bytes = directory.raw_bytes(shape)
     ends = start + np.cumsum(raw_bytes)
@@ -106,7 +110,7 @@ def plan_layout(
         shape=shape,
         segment_tiles=shape.segment_tiles,
         tiles=tiles,
-        tables=with_wide(frequencies, LOG2_SUM),
+        tables=with_wide(frequencies, log2_sum),
         directory=directory,
         raw_offsets=ends - raw_bytes,
         raw_end=start + int(raw_bytes.sum()),
@@ -119,7 +123,7 @@ def pack_start(word: WordType, frequencies: NDArray[np.uint32], layout: BodyLayo
     directory = layout.directory
     preamble = _PREAMBLE.pack(
         _BODY_VERSION,
-        LOG2_SUM,
+        layout.tables.log2_sum,
         word,
         _NO_CONTEXT,
         layout.segment_tiles,

@@ -138,13 +138,15 @@ def high_bits_of(values: NDArray[np.unsignedinteger], shape: UnitShape) -> NDArr
     """Return the exponent's bits above the symbol, at the bottom of a word of the unit's type."""
     unit = shape.dtype.type
     exponents = (values >> unit(shape.mantissa_bits)) + unit(shape.exponent_shift)
-    return (exponents >> unit(8)) & unit((1 << shape.high_bits) - 1)
+    high: NDArray[np.unsignedinteger] = (exponents >> unit(8)) & unit((1 << shape.high_bits) - 1)
+    return high
 
 
 def fields_of(values: NDArray[np.unsignedinteger], shape: UnitShape, cut: FieldCut) -> NDArray[np.unsignedinteger]:
     """Return the raw fields of units, each at the bottom of a word of the unit's type."""
     unit = shape.dtype.type
-    fields = (values & unit((1 << shape.mantissa_bits) - 1)) >> unit(cut.dropped_bits)
+    low = unit((1 << shape.mantissa_bits) - 1)
+    fields: NDArray[np.unsignedinteger] = (values & low) >> unit(cut.dropped_bits)
     if cut.high_bits:
         fields |= high_bits_of(values, shape) << unit(cut.low_bits)
     if cut.sign_bits:
@@ -177,7 +179,7 @@ def values_of(
     if shape.exponent_shift:
         exponents -= unit(shape.exponent_shift)
         exponents &= unit((1 << shape.exponent_bits) - 1)
-    values = exponents << unit(shape.mantissa_bits)
+    values: NDArray[np.unsignedinteger] = exponents << unit(shape.mantissa_bits)
     values |= (fields & unit((1 << cut.low_bits) - 1)) << unit(cut.dropped_bits)
     top = fields >> unit(cut.num_bits - 1) if cut.sign_bits else unit(sign)
     values |= top << unit(8 * shape.unit_bytes - 1)
