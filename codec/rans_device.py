@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from .base import FrameHeader
 from .device_report import FAILED_WORD, WORD_BYTES
 from .kernels import Kernels
-from .rans import RansCodec
-from .rans_format import LOG2_SUM, unpack_layout
+from .rans import LOG2_SUM, RansCodec
+from .rans_format import unpack_layout
 from .rans_plan import MIN_RAW_BYTES, SEGMENTS_PER_BLOCK, RansBuffers, RansPlan, max_segments
+from .rans_tables import NUM_SYMBOLS
 from .rans_units import SHAPES
 from .words import WordType
 
@@ -37,7 +38,7 @@ class RansEncoder:
         self._kernels = kernels
         self._slots = slots
         self._buffers = RansBuffers.at(temp, max_segments(chunk_bytes))
-        self._launches: dict[tuple[WordType, int], _Launches] = {}
+        self._launches: dict[tuple[WordType, int], Launches] = {}
 
     def enqueue(self, raw: int, raw_bytes: int, word: WordType, body: int, report: int, stream: int) -> bool:
         """Enqueue all that makes a body, inside `Kernels.on(stream)`.
@@ -55,69 +56,63 @@ class RansEncoder:
         """
         if raw_bytes < MIN_RAW_BYTES:
             return False
+        launches = self._launches_of(word, raw_bytes)
+        self._kernels.driver.fill(self._buffers.counts, 0, launches.counts_bytes, stream)
+        for name, grid, arguments in launches.steps(raw, body, report):
+            self._kernels.launch(name, grid, *arguments)
+        return True
+
+    def _launches_of(self, word: WordType, raw_bytes: int) -> Launches:
         key = (word, raw_bytes)
         launches = self._launches.get(key)
         if launches is None:
             if len(self._launches) == _MAX_PLANS:
                 self._launches.clear()
-            launches = self._launches[key] = _Launches(RansPlan(word, raw_bytes), self._buffers, self._slots)
-        kernels = self._kernels
-        kernels.driver.fill(self._buffers.counts, 0, launches.counts_bytes, stream)
-        kernels.launch(launches.look, launches.grid, raw, *launches.cut, *launches.look_arguments)
-        kernels.launch("make_rans_tables", launches.tables_grid, *launches.tables_arguments)
-        kernels.launch(
-            launches.code, launches.grid, raw, *launches.cut, *launches.code_inputs, body, *launches.code_outputs
-        )
-        kernels.launch("gather_streams", launches.gather_grid, report, body, *launches.gather_arguments)
-        return True
+            launches = self._launches[key] = Launches(RansPlan(word, raw_bytes), self._buffers, self._slots)
+        return launches
 
 
-class _Launches:
-    """Grids and arguments for all chunks of one word type and length, so that the next of them costs little time."""
+class Launches:
+    """Grids and arguments for all chunks of one word type and length, so that the next of them costs little time.
 
-    __slots__ = (
-        "code",
-        "code_inputs",
-        "code_outputs",
-        "counts_bytes",
-        "cut",
-        "gather_arguments",
-        "gather_grid",
-        "grid",
-        "look",
-        "look_arguments",
-        "tables_arguments",
-        "tables_grid",
-    )
+    Args:
+        plan: How such a chunk is cut.
+        buffers: What the kernels hand on.
+        slots: Address of the slots.
+
+    Attributes:
+        counts_bytes: Bytes of buffers.counts that must be zero first.
+    """
+
+    __slots__ = ("_code", "_cut", "_gather", "_look", "_tables", "counts_bytes")
 
     def __init__(self, plan: RansPlan, buffers: RansBuffers, slots: int) -> None:
         b, num_segments, num_tables = buffers, plan.num_segments, plan.num_tables
         unit_bytes, tiles = plan.shape.unit_bytes, plan.shape.segment_tiles
-        self.look = f"look_at_segments_{unit_bytes}"
-        self.code = f"code_segments_{unit_bytes}"
-        self.counts_bytes = 4 * 256 * num_tables
-        self.grid = num_tables * plan.blocks_per_table
-        self.tables_grid = num_tables + 1
-        self.gather_grid = -(-num_segments // SEGMENTS_PER_BLOCK)
-        self.cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
-        self.look_arguments = (b.infos, b.maps, b.counts)
+        grid = num_tables * plan.blocks_per_table
+        self.counts_bytes = 4 * NUM_SYMBOLS * num_tables
+        self._cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
+        self._look = (f"look_at_segments_{unit_bytes}", grid, (b.infos, b.maps, b.counts))
         tables = (b.counts, num_tables, plan.spread, b.entries, b.packed, b.packed_bytes)
-        self.tables_arguments = (*tables, b.infos, num_segments, unit_bytes, b.raw_offsets)
-        self.code_inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)
-        self.code_outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes)
-        self.gather_arguments = (
-            plan.raw_bytes,
-            tiles,
-            num_segments,
-            plan.word,
-            b.packed,
-            b.packed_bytes,
-            num_tables,
-            b.directory,
-            b.stream_bytes,
-            b.raw_offsets,
-            slots,
-            plan.slot_bytes,
+        tables += (b.infos, num_segments, unit_bytes, b.raw_offsets)
+        self._tables = ("make_rans_tables", num_tables + 1, tables)
+        inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)
+        outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes)
+        self._code = (f"code_segments_{unit_bytes}", grid, inputs, outputs)
+        gather = (plan.raw_bytes, tiles, num_segments, int(plan.word), b.packed, b.packed_bytes, num_tables)
+        gather += (b.directory, b.stream_bytes, b.raw_offsets, slots, plan.slot_bytes)
+        self._gather = ("gather_streams", -(-num_segments // SEGMENTS_PER_BLOCK), gather)
+
+    def steps(self, raw: int, body: int, report: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """Return kernel, grid and arguments of each launch, in order, for one chunk's addresses."""
+        look, grid, found = self._look
+        code, _, inputs, outputs = self._code
+        gather, gather_grid, arguments = self._gather
+        return (
+            (look, grid, (raw, *self._cut, *found)),
+            self._tables,
+            (code, grid, (raw, *self._cut, *inputs, body, *outputs)),
+            (gather, gather_grid, (report, body, *arguments)),
         )
 
 
