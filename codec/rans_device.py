@@ -1,4 +1,4 @@
-"""The rans codec on a CUDA device: the kernels of rans_encode.cu and rans_decode.cu, and what the host does for them."""
+"""The rans codec on a CUDA device: the kernels of rans_encode.cu and rans_decode.cu, and the host's part."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from .base import FrameHeader
 from .device_report import FAILED_WORD, WORD_BYTES
 from .kernels import Kernels
-from .rans import LOG2_SUM, RansCodec
-from .rans_format import unpack_layout
+from .rans import RansCodec
+from .rans_format import LOG2_SUM, BodyLayout, unpack_layout
 from .rans_plan import MIN_RAW_BYTES, SEGMENTS_PER_BLOCK, RansBuffers, RansPlan, max_segments
 from .rans_tables import NUM_SYMBOLS
 from .rans_units import SHAPES
@@ -94,14 +94,14 @@ class Launches:
         self._cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
         self._look = (f"look_at_segments_{unit_bytes}", grid, (b.infos, b.maps, b.counts))
         tables = (b.counts, num_tables, plan.spread, b.entries, b.packed, b.packed_bytes)
-        tables += (b.infos, num_segments, unit_bytes, b.raw_offsets)
-        self._tables = ("make_rans_tables", num_tables + 1, tables)
+        areas = (b.infos, num_segments, unit_bytes, b.raw_offsets)
+        self._tables = ("make_rans_tables", num_tables + 1, (*tables, *areas))
         inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)
         outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes)
         self._code = (f"code_segments_{unit_bytes}", grid, inputs, outputs)
-        gather = (plan.raw_bytes, tiles, num_segments, int(plan.word), b.packed, b.packed_bytes, num_tables)
-        gather += (b.directory, b.stream_bytes, b.raw_offsets, slots, plan.slot_bytes)
-        self._gather = ("gather_streams", -(-num_segments // SEGMENTS_PER_BLOCK), gather)
+        start = (plan.raw_bytes, tiles, num_segments, int(plan.word), b.packed, b.packed_bytes, num_tables)
+        streams = (b.directory, b.stream_bytes, b.raw_offsets, slots, plan.slot_bytes)
+        self._gather = ("gather_streams", -(-num_segments // SEGMENTS_PER_BLOCK), (*start, *streams))
 
     def steps(self, raw: int, body: int, report: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
         """Return kernel, grid and arguments of each launch, in order, for one chunk's addresses."""
@@ -138,26 +138,38 @@ def decode_rans(
         _decode_on_cpu(header, body, out)
         return
     kernels.load_rans()
-    num_segments = layout.directory.num_segments
-    numbers = [layout.directory.entries(), layout.raw_offsets, layout.stream_offsets()]
-    # All on the device by one copy: entries, offsets of raw areas and of streams, then the frequencies of all tables.
+    found = torch.from_numpy(pack_layout(layout)).pin_memory().to(body.device, non_blocking=True)
+    launch_decoder(kernels, header, layout, found.data_ptr(), body.data_ptr(), out.data_ptr(), report)
+
+
+def pack_layout(layout: BodyLayout) -> NDArray[np.int64]:
+    """Put what the decoder's kernel is told in one array, for one copy to the device.
+
+    Returns:
+        int64[3 * S + 128 * tables]: entries, offsets of raw areas and of streams, then all frequencies as uint16.
+    """
     frequencies = np.ascontiguousarray(layout.tables.frequencies, dtype="<u2").view(np.int64).reshape(-1)
-    packed = torch.from_numpy(np.concatenate([*numbers, frequencies]))
-    on_device = packed.pin_memory().to(body.device, non_blocking=True)
-    at = on_device.data_ptr()
+    return np.concatenate([layout.directory.entries(), layout.raw_offsets, layout.stream_offsets(), frequencies])
+
+
+def launch_decoder(
+    kernels: Kernels, header: FrameHeader, layout: BodyLayout, found: int, body: int, out: int, report: int
+) -> None:
+    """Enqueue the decoder's kernel: `found` is the address of `pack_layout` on the device."""
+    num_segments = layout.directory.num_segments
     stride = WORD_BYTES * num_segments
     kernels.launch(
         f"decode_segments_{SHAPES[header.word].unit_bytes}",
         -(-num_segments // SEGMENTS_PER_BLOCK),
-        body.data_ptr(),
-        out.data_ptr(),
+        body,
+        out,
         header.raw_bytes,
         layout.segment_tiles,
         num_segments,
-        at,
-        at + stride,
-        at + 2 * stride,
-        at + 3 * stride,
+        found,
+        found + stride,
+        found + 2 * stride,
+        found + 3 * stride,
         report + FAILED_WORD * WORD_BYTES,
     )
 

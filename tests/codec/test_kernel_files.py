@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.codec import kernel_files, kernels, rans, rans_plan, rans_survey, rans_units
+from tidegate.codec import kernel_files, kernels, rans_format, rans_plan, rans_survey, rans_units
 from tidegate.codec.cuda_driver import CudaDriver, CudaError, Kernel
 from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.kernel_files import APPEND_THREADS, PARAMETERS, THREADS
@@ -58,7 +58,7 @@ def test_the_grid_is_cut_as_the_kernels_cut() -> None:
 def test_the_rans_kernels_cut_as_the_format_says() -> None:
     units, encoder, decoder = ((FOLDER / f"rans_{name}.cu").read_text() for name in ("units", "encode", "decode"))
     for source in (encoder, decoder):
-        assert f"kLog2Sum = {rans.LOG2_SUM}," in source
+        assert f"kLog2Sum = {rans_format.LOG2_SUM}," in source
     assert f"kSampledTiles = {rans_survey.SAMPLED_ABOVE_TILES};" in encoder
     assert f"kTileBytes = {rans_units.TILE_BYTES}," in units
     assert f"kCarriedBytes = {rans_units.CARRIED_BYTES};" in units

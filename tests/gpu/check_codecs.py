@@ -1,6 +1,6 @@
 """How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,codecs,nvcomp,lanes,host,copy]`. Prints one
+Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy]`. Prints one
 line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes. `lanes`
 is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings.
 """
@@ -22,9 +22,10 @@ from tidegate.codec.words import WordType
 from .check_copies import measure_copies
 from .check_host import measure_host
 from .check_nvcomp import measure_lanes, measure_nvcomp, sweep
+from .check_rans import measure_rans
 from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, seconds_of, timed
 
-PARTS = ("kernels", "codecs", "nvcomp", "lanes", "host", "copy")
+PARTS = ("kernels", "rans", "codecs", "nvcomp", "lanes", "host", "copy")
 WORDS = (WordType.BF16, WordType.F32, WordType.F64)
 
 
@@ -140,9 +141,11 @@ def main() -> None:
     with torch.cuda.stream(stream), kernels.on(stream):
         if "kernels" in arguments.only:
             measure_kernels(kernels, stream, device)
+        if "rans" in arguments.only:
+            measure_rans(kernels, stream, device)
         for codec in available:
             for word in WORDS:
-                if "nvcomp" in arguments.only and codec != "raw":
+                if "nvcomp" in arguments.only and codec not in ("raw", "rans"):
                     measure_nvcomp(nvcomp_codec(codec), word, stream, device, "default")
                 if "codecs" in arguments.only:
                     measure_codec(codec, word, stream, device, None, "default")
