@@ -9,12 +9,6 @@ constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;   // frames with other sums 
 constexpr u32 kNoTable = 128;                         // behind all numbers of tables
 constexpr u32 kChunkBytes = 512, kRingBytes = 4 * kChunkBytes;
 
-__device__ __forceinline__ u32 lanes_below() {
-  u32 mask;
-  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
-}
-
 // What a thread block keeps in shared memory. A slot: bits 0 … slot - start, 12 … symbol, 20 … frequency - 1.
 struct Room {
   uint4 rings[kWarps][kRingBytes / sizeof(uint4)];

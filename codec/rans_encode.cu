@@ -12,7 +12,6 @@ constexpr u32 kEnd = 0, kBodyBytes = 1, kRefused = 2;   // words of a report: se
 // An info: kind (coded also where it may become plain), flags, sign, whether there is a tile map, coded tiles.
 constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kTilesShift = 8;
 
-__device__ __forceinline__ u32 count_below(u32 mask) { return __popc(mask & ((1u << lane_of_thread()) - 1)); }
 __device__ __forceinline__ u32 sum_of_warp(u32 n) {
 #pragma unroll
   for (u32 apart = 16; apart > 0; apart /= 2) n += __shfl_xor_sync(kAll, n, apart);
@@ -335,6 +334,10 @@ make_rans_tables(const u32* counts, u32 num_tables, u32 spread, uint4* entries, 
 
 // Coding.
 
+struct Tables {
+  uint4 entries[2][kSymbols];   // the second is the wide one
+};
+
 struct Segment {
   const u8* raw;
   u32 bytes, num_coded, map;   // lane w < 8 holds word w of the map
@@ -345,16 +348,18 @@ struct Segment {
 template <class C> __device__ __forceinline__ uint4 load_lane(const Segment& segment, u32 t) {
   // An F64 of 0x37F0… has symbol and raw field 0, as a unit that does not exist is to have.
   const u32 high = C::kUnitBytes == 8 ? 0x37F00000u : 0, at = t * kTileBytes + lane_of_thread() * kLaneBytes;
+  if (t < segment.bytes / kTileBytes) return *reinterpret_cast<const uint4*>(segment.raw + at);
   return load_vector(segment.raw + at, existing(at, segment.bytes), make_uint4(0, high, 0, high));
 }
 
-__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, u16*& end) {
+// Codes one symbol of a lane: returns its next state, and counts the words of the warp.
+__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, u16* words, u32& num_words, u32 below) {
   const bool emits = active && x > e.x;
   const u32 mask = __ballot_sync(kAll, emits);
-  u16* at = end + count_below(mask);
+  u16* at = words + (num_words + __popc(mask & below));
   if (emits) *at = (u16)x;
   x = emits ? x >> 16 : x;
-  end += __popc(mask);
+  num_words += __popc(mask);
   const u32 quotient = __funnelshift_r(__umulhi(x + (e.w >> 31), e.y), 0, e.w);   // takes its shift modulo 32
   const u32 next = x + e.z + quotient * __byte_perm(e.w, 0, 0x4421);
   return active ? next : x;
@@ -373,6 +378,28 @@ __device__ __forceinline__ void store_planes(const typename C::Value (&value)[C:
   }
 }
 
+// All planes of a tile.
+template <class C>
+__device__ __forceinline__ void store_fields(uint4 q, const typename C::Value (&value)[C::kUnits], u8* area,
+                                             u32 num_coded, u32 j) {
+  const u32 skipped = j == 0 ? kCarriedBytes : 0;
+  if constexpr (C::kUnitBytes == 2 && C::kBits == 8) {
+    constexpr u32 kSigns = 0x00800080;
+    const u32 low = __byte_perm(sign_down(q.x, kSigns), sign_down(q.y, kSigns), 0x6420);
+    const u32 high = __byte_perm(sign_down(q.z, kSigns), sign_down(q.w, kSigns), 0x6420);
+    store_bits<64>(area + j * 256, (u64)high << 32 | low, skipped);
+  } else if constexpr (C::kUnitBytes == 4 && C::kBits == 24) {
+    constexpr u32 kSign = 0x00800000;
+    const u32 low = __byte_perm(q.x, q.y, 0x5410), high = __byte_perm(q.z, q.w, 0x5410);
+    store_bits<64>(area + j * 256, (u64)high << 32 | low, skipped);
+    store_bits<32>(area + 256 * num_coded + j * 128,
+                   pack_four(sign_down(q.x, kSign), sign_down(q.y, kSign), sign_down(q.z, kSign), sign_down(q.w, kSign), 2),
+                   0);
+  } else {
+    store_planes<C, C::kBits, 0>(value, area, num_coded, j);
+  }
+}
+
 template <class C> __device__ __forceinline__ u32 carried_by(const typename C::Value (&value)[C::kUnits]) {
   if constexpr (C::kBits == 0) return 0;
   else {
@@ -384,12 +411,13 @@ template <class C> __device__ __forceinline__ u32 carried_by(const typename C::V
 // Codes a segment into `stream`. Returns how many words it wrote, or kAll where the table lacks a symbol of the segment,
 // or kAll - 1 where the stream would not be shorter than a plain one.
 template <class C>
-__device__ u32 code_stream(const Segment& segment, const uint4* table, u8* stream, u32 plain_bytes, u32& carried) {
+__device__ u32 code_stream(const Segment& segment, const Tables& tables, u32 is_wide, u8* stream, u32 plain_bytes,
+                           u32& carried) {
   constexpr u32 k = C::kUnits;
+  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(tables.entries[0]);
   const u32 lane = lane_of_thread(), whole = segment.bytes / kTileBytes, c = segment.num_coded;
   u16* const words = reinterpret_cast<u16*>(stream + kStateBytes);
-  u16* end = words;
-  u32 x = kLowestState, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  u32 num_words = 0, x = kLowestState, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
   bool fits = true;
   uint4 ahead = load_lane<C>(segment, t);
   for (u32 j = 0; j < c; ++j) {
@@ -404,7 +432,8 @@ __device__ u32 code_stream(const Segment& segment, const uint4* table, u8* strea
     uint4 e[k];
     u32 lacks = 0;
 #pragma unroll
-    for (u32 i = 0; i < k; ++i) e[i] = table[symbol_of<C>(value[i])];
+    for (u32 i = 0; i < k; ++i)
+      e[i] = *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(&tables) + (symbol_of<C>(value[i]) << 4 | table_at));
     u32 active = k;   // units of this lane
     if (!is_whole) {
       active = existing((segment.bytes / kTileBytes) * kTileBytes + lane * kLaneBytes, segment.bytes) / C::kUnitBytes;
@@ -417,18 +446,18 @@ __device__ u32 code_stream(const Segment& segment, const uint4* table, u8* strea
     if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
     if (!fits) continue;   // whether the table has all symbols must still be known
     if (j == 0) x += carried = carried_by<C>(value);
-    store_planes<C, C::kBits, 0>(value, segment.area, c, j);
+    store_fields<C>(q, value, segment.area, c, j);
     if (is_whole) {
 #pragma unroll
-      for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, end);
+      for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, words, num_words, below);
     } else {
 #pragma unroll
-      for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, end);
+      for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, words, num_words, below);
     }
-    fits = kStateBytes + 2 * (u32)(end - words) < plain_bytes;
+    fits = kStateBytes + 2 * num_words < plain_bytes;
   }
   reinterpret_cast<u32*>(stream)[lane] = x;
-  return fits ? (u32)(end - words) : kAll - 1;
+  return fits ? num_words : kAll - 1;
 }
 
 // The rest of the raw area is there already, up to where the coder gave up; this writes all of it again.
@@ -441,7 +470,8 @@ template <class C> __device__ void write_plain(const Segment& segment, u8* strea
   u32 t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
   for (u32 j = 0; j < c; ++j) {
     typename C::Value value[C::kUnits];
-    values_of<C>(load_lane<C>(segment, t), value);
+    const uint4 q = load_lane<C>(segment, t);
+    values_of<C>(q, value);
     u64 low = 0, high = 0;
 #pragma unroll
     for (u32 i = 0; i < C::kUnits; ++i) {
@@ -454,14 +484,14 @@ template <class C> __device__ void write_plain(const Segment& segment, u8* strea
       reinterpret_cast<uint4*>(tile)[lane] = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
     else
       store_bits<8 * (C::kUnits < 16 ? C::kUnits : 8)>(tile, low, 0);
-    store_planes<C, C::kBits, 0>(value, segment.area, c, j);
+    store_fields<C>(q, value, segment.area, c, j);
     if (j + 1 < c) t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
   }
 }
 
 // Returns the directory entry.
 template <class C>
-__device__ u64 code_segment(const Segment& segment, const uint4* tables, u32 table, u8* slot, u32 info) {
+__device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 table, u8* slot, u32 info) {
   const u32 lane = lane_of_thread(), flags = info >> kFlagShift, c = segment.num_coded;
   const u32 plain_bytes = (C::kBits ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
   u8* stream = slot;
@@ -471,7 +501,7 @@ __device__ u64 code_segment(const Segment& segment, const uint4* tables, u32 tab
   }
   u32 carried = 0, is_wide = 0, num_words;
 #pragma unroll 1   // for one copy of the code
-  while ((num_words = code_stream<C>(segment, tables + is_wide * kSymbols, stream, plain_bytes, carried)) == kAll) {
+  while ((num_words = code_stream<C>(segment, tables, is_wide, stream, plain_bytes, carried)) == kAll) {
     is_wide = 1;   // a wide table has all symbols
     __syncwarp();  // what one lane wrote, another may write again
   }
@@ -491,7 +521,7 @@ __device__ u64 code_segment(const Segment& segment, const uint4* tables, u32 tab
 }
 
 template <u32 kUnitBytes>
-__device__ u64 code_by_flags(const Segment& segment, const uint4* tables, u32 table, u8* slot, u32 info) {
+__device__ u64 code_by_flags(const Segment& segment, const Tables& tables, u32 table, u8* slot, u32 info) {
   const u32 flags = info >> kFlagShift & 7;
   if constexpr (kUnitBytes >= 2)
     if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, tables, table, slot, info);
@@ -520,13 +550,14 @@ template <u32 kUnitBytes>
 __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,
                               const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes,
                               u64* directory, u32* stream_bytes) {
-  __shared__ uint4 tables[2 * kSymbols];
+  __shared__ Tables tables;
   __shared__ u32 room[kWarps];
   u32 unused;
   const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room, unused);
   if (start + raw_offsets[chunk.num_segments] >= chunk.raw_bytes) return;   // the chunk does not shrink
   const u32 table = chunk.table(), lane = lane_of_thread(), s = chunk.segment();
-  for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads) tables[i] = entries[2 * kSymbols * table + i];
+  for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads)
+    tables.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
   __syncthreads();
   if (s >= chunk.num_segments) return;
   const u32 info = infos[s], kind = info % 4;
@@ -558,7 +589,7 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
     look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
                            infos, maps, counts);                                                                 \
   }                                                                                                              \
-  extern "C" __global__ void __launch_bounds__(kThreads) code_segments_##SIZE(                                   \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2) code_segments_##SIZE(                                \
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
       u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
       const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \

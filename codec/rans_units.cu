@@ -20,6 +20,11 @@ __device__ __forceinline__ u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
 __device__ __forceinline__ u32 round_up_16(u32 n) { return (n + 15) & ~15u; }
 __device__ __forceinline__ u32 lane_of_thread() { return threadIdx.x % kLanes; }
+__device__ __forceinline__ u32 lanes_below() {   // volatile, so that it is read once and kept
+  u32 mask;
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
 
 template <u32 kBytes> struct Word { typedef u32 Type; };
 template <> struct Word<8> { typedef u64 Type; };
@@ -125,6 +130,12 @@ template <u32 kBits> __device__ __forceinline__ u64 load_bits(const u8* tile) {
     return tile[at] >> (lane * kBits % 8) & ((1u << kBits) - 1);
   }
 }
+
+// Raw fields with a sign of BF16 and F16, one byte each, and the upper byte of those of F32.
+__device__ __forceinline__ u32 pack_four(u32 a, u32 b, u32 c, u32 d, u32 byte) {
+  return __byte_perm(__byte_perm(a, b, byte | (4 + byte) << 4), __byte_perm(c, d, byte | (4 + byte) << 4), 0x5410);
+}
+__device__ __forceinline__ u32 sign_down(u32 w, u32 place) { return w ^ ((w ^ w >> 8) & place); }
 
 // What a lane has of the plane of `kWidth` bits from bit kLowest of the raw fields on.
 template <class C, u32 kWidth, u32 kLowest>
