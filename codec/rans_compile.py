@@ -39,6 +39,8 @@ def entry(function: Function) -> Function:
 @cache
 def _digest_of_sources() -> str:
     digest = xxhash.xxh3_64()
-    for path in sorted(Path(__file__).parent.glob("rans*.py")):
+    folder = Path(__file__).parent
+    # The loops, and the constants that are compiled into them.
+    for path in (*sorted(folder.glob("rans_*loops.py")), folder / "rans_units.py", folder / "rans_directory.py"):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -73,8 +73,8 @@ def decoded(raw: Octets, word: WordType, body: Octets) -> Octets:
 
 
 def every_kind(word: WordType, rng: np.random.Generator, segment_tiles: int | None = None) -> Octets:
-    """Segments that are constant, plain, coded, coded with one sign, short, with tiles left out, with the wide table (of
-    floats and of bytes); so many zero ones that the histogram is a sample; and an end inside a tile.
+    """Segments that are constant, plain, coded, coded with one sign, short, with tiles left out, with the wide table;
+    so many zero ones that the histogram is a sample; and an end inside a tile.
     """
     units = (segment_tiles or SHAPES[word].segment_tiles) * TILE_BYTES // word.itemsize
     normal = CONTENTS["normal-floats"](word, 2 * units, rng)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.codec.rans_chunks import CODERS, decoded, encoded, every_kind, layout_of, use_coder
-from tests.contract.codec_contract import CONTENTS
+from tests.contract.codec_contract import CONTENTS, poisoned
+from tidegate.codec.base import HEADER_BYTES, unpack_header
+from tidegate.codec.frame import decode_frame
 from tidegate.codec.rans import RansCodec
 from tidegate.codec.rans_directory import SegmentKind
+from tidegate.codec.rans_format import LOG2_SUM
 from tidegate.codec.rans_survey import SAMPLED_ABOVE_TILES
 from tidegate.codec.rans_units import SHAPES, TILE_BYTES
 from tidegate.codec.words import WordType
@@ -180,3 +185,18 @@ def test_a_chunk_at_an_odd_address(coder: str) -> None:
     body = out[:body_bytes]
     assert body.tobytes() == check(raw, WordType.F32).tobytes()
     assert decoded(raw, WordType.F32, body).tobytes() == raw.tobytes()
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "frames"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(GOLDEN.glob("rans-*.tgf"))])
+def test_golden_frames_decode_and_are_written_again(name: str, coder: str) -> None:
+    frame = torch.from_numpy(np.fromfile(GOLDEN / f"{name}.tgf", dtype=np.uint8))
+    header = unpack_header(frame.numpy())
+    out = poisoned(header.raw_bytes)
+    decode_frame(frame, out)
+    segment_tiles, log2_sum = (16, 14) if name in ("rans-kinds-f32", "rans-kinds-f64") else (None, LOG2_SUM)
+    body = encoded(out.numpy(), header.word, segment_tiles, log2_sum)
+    assert body is not None, "the golden frame is shorter than its chunk"
+    assert body.tobytes() == frame.numpy()[HEADER_BYTES:].tobytes()
