@@ -159,8 +159,9 @@ __device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, boo
 
 template <u32 kUnitBytes>
 __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts) {
-  __shared__ u32 histogram[kSymbols][kLanes];   // a column a lane, so that no two lanes of a warp meet
-  for (u32 i = threadIdx.x; i < kSymbols * kLanes; i += kThreads) histogram[i / kLanes][i % kLanes] = 0;
+  __shared__ uint4 room[kSymbols * kLanes / 4];   // a column a lane, so that no two lanes of a warp meet
+  u32(*histogram)[kLanes] = reinterpret_cast<u32(*)[kLanes]>(room);
+  for (u32 i = threadIdx.x; i < kSymbols * kLanes / 4; i += kThreads) room[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
   const u32 lane = lane_of_thread(), s = chunk.segment();
   if (s < chunk.num_segments) {
@@ -443,18 +444,19 @@ __device__ u32 code_stream(const Segment& segment, const Tables& tables, u32 is_
     }
 #pragma unroll
     for (u32 i = 0; i < k; ++i) lacks |= e[i].w;
-    if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
-    if (!fits) continue;   // whether the table has all symbols must still be known
-    if (j == 0) x += carried = carried_by<C>(value);
-    store_fields<C>(q, value, segment.area, c, j);
-    if (is_whole) {
+    if (fits) {   // if not, whether the table has all symbols must still be known
+      if (j == 0) x += carried = carried_by<C>(value);
+      store_fields<C>(q, value, segment.area, c, j);
+      if (is_whole) {
 #pragma unroll
-      for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, words, num_words, below);
-    } else {
+        for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, words, num_words, below);
+      } else {
 #pragma unroll
-      for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, words, num_words, below);
+        for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, words, num_words, below);
+      }
+      fits = kStateBytes + 2 * num_words < plain_bytes;
     }
-    fits = kStateBytes + 2 * num_words < plain_bytes;
+    if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;   // last, for only now all lookups must have come
   }
   reinterpret_cast<u32*>(stream)[lane] = x;
   return fits ? num_words : kAll - 1;
@@ -538,10 +540,12 @@ __device__ u64 code_by_flags(const Segment& segment, const Tables& tables, u32 t
   return code_segment<Cut<kUnitBytes, 0>>(segment, tables, table, slot, info);
 }
 
-// Bytes of a body up to its raw region. All threads of a block call it together.
-__device__ u32 start_bytes(const u32* packed_bytes, u32 num_tables, u32 num_segments, u32* room, u32& tables_bytes) {
+// Bytes of a body up to its raw region. All threads of a block call it together; thread t gets the bytes of the tables
+// before table t.
+__device__ u32 start_bytes(const u32* packed_bytes, u32 num_tables, u32 num_segments, u32* room, u32& tables_bytes,
+                           u32& tables_before) {
   u32 total;
-  sum_before(threadIdx.x < num_tables ? packed_bytes[threadIdx.x] : 0, room, total);
+  tables_before = sum_before(threadIdx.x < num_tables ? packed_bytes[threadIdx.x] : 0, room, total);
   tables_bytes = round_up_16(total);
   return kPreambleBytes + tables_bytes + round_up_16(8 * num_segments);
 }
@@ -552,8 +556,8 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
                               u64* directory, u32* stream_bytes) {
   __shared__ Tables tables;
   __shared__ u32 room[kWarps];
-  u32 unused;
-  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room, unused);
+  u32 unused, unused_too;
+  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room, unused, unused_too);
   if (start + raw_offsets[chunk.num_segments] >= chunk.raw_bytes) return;   // the chunk does not shrink
   const u32 table = chunk.table(), lane = lane_of_thread(), s = chunk.segment();
   for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads)
@@ -604,6 +608,19 @@ DEFINE_ENCODER(2)
 DEFINE_ENCODER(4)
 DEFINE_ENCODER(8)
 
+__device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 num_vectors) {   // by one warp
+  constexpr u32 kInFlight = 4;
+  for (u32 base = lane_of_thread(); base < num_vectors; base += kLanes * kInFlight) {
+    uint4 held[kInFlight];
+#pragma unroll
+    for (u32 i = 0; i < kInFlight; ++i)
+      if (base + i * kLanes < num_vectors) held[i] = from[base + i * kLanes];
+#pragma unroll
+    for (u32 i = 0; i < kInFlight; ++i)
+      if (base + i * kLanes < num_vectors) to[base + i * kLanes] = held[i];
+  }
+}
+
 // Puts streams, directory, tables and preamble into the body and ends the report. A warp a segment. Nothing is written
 // behind raw_bytes, rounded up to 16; report[kBodyBytes] becomes 0 where the body is not shorter than the chunk.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -612,8 +629,10 @@ gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_
                const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
   __shared__ u32 room[kWarps];
   __shared__ u64 wide_room[kWarps];
-  u32 tables_bytes;
-  const u32 start = start_bytes(packed_bytes, num_tables, num_segments, room, tables_bytes);
+  __shared__ u32 table_at;
+  u32 tables_bytes, tables_before;
+  const u32 start = start_bytes(packed_bytes, num_tables, num_segments, room, tables_bytes, tables_before);
+  if (threadIdx.x == blockIdx.x) table_at = tables_before;   // read behind the next sum
   const u64 region = start + raw_offsets[num_segments];
   const u32 b = blockIdx.x, first = b * kWarps, lane = lane_of_thread(), warp = threadIdx.x / kLanes;
   const bool is_last = b == gridDim.x - 1;
@@ -630,20 +649,17 @@ gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_
   if (s < num_segments) {
     const u32 size = round_up_16(stream_bytes[s]);
     const uint4* from = reinterpret_cast<const uint4*>(slots + (u64)s * slot_bytes);
-    if (at + size < raw_bytes)
-      for (u32 i = lane; i < size / 16; i += kLanes) reinterpret_cast<uint4*>(body + at)[i] = from[i];
+    if (at + size < raw_bytes) copy_stream(reinterpret_cast<uint4*>(body + at), from, size / 16);
     at += size;
     u64* entries = reinterpret_cast<u64*>(body + kPreambleBytes + tables_bytes);
     if (lane == 0) entries[s] = directory[s];
     if (lane == 0 && s == num_segments - 1 && num_segments % 2) entries[num_segments] = 0;
   }
-  u32 tables_before = 0;
-  for (u32 i = 0; i < smaller(b, num_tables); ++i) tables_before += packed_bytes[i];
   if (b < num_tables) {
     const u16* from = reinterpret_cast<const u16*>(packed + kPackedTableBytes * b);
-    u16* to = reinterpret_cast<u16*>(body + kPreambleBytes + tables_before);
+    u16* to = reinterpret_cast<u16*>(body + kPreambleBytes + table_at);
     for (u32 i = threadIdx.x; i < packed_bytes[b] / 2; i += kThreads) to[i] = from[i];
-    const u32 end = tables_before + packed_bytes[b];
+    const u32 end = table_at + packed_bytes[b];
     if (b == num_tables - 1 && threadIdx.x < 16 && end + threadIdx.x < tables_bytes)
       body[kPreambleBytes + end + threadIdx.x] = 0;
   }
