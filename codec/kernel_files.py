@@ -30,7 +30,7 @@ PARAMETERS = {
     "copy": {"copy_pieces": "QQI"},
     "rans_encode": {
         **{f"look_at_segments_{size}": "QQIIIIQQQ" for size in (1, 2, 4, 8)},
-        "make_rans_tables": "QIIQQQQIIQ",
+        "make_rans_tables": "QIIIQQQQIIQ",
         **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQ" for size in (1, 2, 4, 8)},
         "gather_streams": "QQQIIIQQIQQQQI",
     },

@@ -12,7 +12,6 @@ from .kernels import Kernels
 from .rans import RansCodec
 from .rans_format import LOG2_SUM, BodyLayout, unpack_layout
 from .rans_plan import MIN_RAW_BYTES, SEGMENTS_PER_BLOCK, RansBuffers, RansPlan, max_segments
-from .rans_tables import NUM_SYMBOLS
 from .rans_units import SHAPES
 from .words import WordType
 
@@ -49,7 +48,7 @@ class RansEncoder:
             word: What one value is.
             body: Address of raw_bytes, rounded up to 16, for the body; a multiple of 16.
             report: Address of the report, whose first words tell how long the body became.
-            stream: Where it runs.
+            stream: Where it runs, as `Kernels.on` has been told; the parameter is there for the other encoders.
 
         Returns:
             False where no body could be shorter than the chunk; nothing is enqueued then.
@@ -57,7 +56,6 @@ class RansEncoder:
         if raw_bytes < MIN_RAW_BYTES:
             return False
         launches = self._launches_of(word, raw_bytes)
-        self._kernels.driver.fill(self._buffers.counts, 0, launches.counts_bytes, stream)
         for name, grid, arguments in launches.steps(raw, body, report):
             self._kernels.launch(name, grid, *arguments)
         return True
@@ -79,21 +77,17 @@ class Launches:
         plan: How such a chunk is cut.
         buffers: What the kernels hand on.
         slots: Address of the slots.
-
-    Attributes:
-        counts_bytes: Bytes of buffers.counts that must be zero first.
     """
 
-    __slots__ = ("_code", "_cut", "_gather", "_look", "_tables", "counts_bytes")
+    __slots__ = ("_code", "_cut", "_gather", "_look", "_tables")
 
     def __init__(self, plan: RansPlan, buffers: RansBuffers, slots: int) -> None:
         b, num_segments, num_tables = buffers, plan.num_segments, plan.num_tables
         unit_bytes, tiles = plan.shape.unit_bytes, plan.shape.segment_tiles
-        grid = num_tables * plan.blocks_per_table
-        self.counts_bytes = 4 * NUM_SYMBOLS * num_tables
+        grid = plan.num_blocks
         self._cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
         self._look = (f"look_at_segments_{unit_bytes}", grid, (b.infos, b.maps, b.counts))
-        tables = (b.counts, num_tables, plan.spread, b.entries, b.packed, b.packed_bytes)
+        tables = (b.counts, plan.blocks_per_table, num_tables, plan.spread, b.entries, b.packed, b.packed_bytes)
         areas = (b.infos, num_segments, unit_bytes, b.raw_offsets)
         self._tables = ("make_rans_tables", num_tables + 1, (*tables, *areas))
         inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)

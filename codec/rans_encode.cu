@@ -188,7 +188,7 @@ __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32*
   __syncthreads();
   u32 sum = 0;
   for (u32 i = 0; i < kLanes; ++i) sum += histogram[threadIdx.x][(i + threadIdx.x) % kLanes];
-  if (sum) atomicAdd(&counts[chunk.table() * kSymbols + threadIdx.x], sum);
+  counts[blockIdx.x * kSymbols + threadIdx.x] = sum;
 }
 
 // Tables. What the coder looks up of a symbol of frequency f and start a:
@@ -266,10 +266,12 @@ template <class Number> __device__ Number sum_before(Number mine, Number* room, 
   return sum - mine;
 }
 
-__device__ void make_table(const u32* counts, u32 spread, uint4* entries, u8* packed, u32* packed_bytes) {
+// `counts` holds one histogram a thread block of the kernel before.
+__device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4* entries, u8* packed, u32* packed_bytes) {
   __shared__ u32 counted[kSymbols], frequency[kSymbols], wide[kSymbols], room[kWarps];
   const u32 s = threadIdx.x;
-  u32 mine = counts[s], total;
+  u32 mine = 0, total;
+  for (u32 i = 0; i < num_counts; ++i) mine += counts[i * kSymbols + s];
   sum_before(mine, room, total);
   if (total == 0) {
     mine = s == 0;
@@ -312,11 +314,12 @@ template <u32 kUnits> __device__ u32 area_bytes(u32 info, u32 unit_bytes) {
 // One thread block a table, and a last one that says where each raw area starts in the raw region: raw_offsets[s], and
 // behind them the bytes of the region.
 extern "C" __global__ void __launch_bounds__(kThreads)
-make_rans_tables(const u32* counts, u32 num_tables, u32 spread, uint4* entries, u8* packed, u32* packed_bytes,
-                 const u32* infos, u32 num_segments, u32 unit_bytes, u64* raw_offsets) {
+make_rans_tables(const u32* counts, u32 counts_per_table, u32 num_tables, u32 spread, uint4* entries, u8* packed,
+                 u32* packed_bytes, const u32* infos, u32 num_segments, u32 unit_bytes, u64* raw_offsets) {
   const u32 t = blockIdx.x;
   if (t < num_tables) {
-    make_table(counts + t * kSymbols, spread, entries + 2 * kSymbols * t, packed + kPackedTableBytes * t, packed_bytes + t);
+    make_table(counts + t * counts_per_table * kSymbols, counts_per_table, spread, entries + 2 * kSymbols * t,
+               packed + kPackedTableBytes * t, packed_bytes + t);
     return;
   }
   __shared__ u64 room[kWarps];

@@ -19,6 +19,9 @@ SEGMENTS_PER_BLOCK = 8
 MIN_RAW_BYTES = 97
 """No shorter chunk shrinks: preamble, one table and one entry take 96 bytes."""
 
+_MORE_BLOCKS = MAX_TABLES + MAX_TABLES // SEGMENTS_PER_BLOCK + 1
+# Than segments by the eight: the last thread block of each table may have fewer, and G is rounded up.
+
 _PACKED_TABLE_BYTES = MAP_BYTES + 2 * NUM_SYMBOLS
 _CODE_ENTRY_BYTES = 16
 
@@ -61,6 +64,11 @@ class RansPlan:
         return -(-self.segments_per_table // SEGMENTS_PER_BLOCK)
 
     @property
+    def num_blocks(self) -> int:
+        """Thread blocks of the kernels that have a warp a segment of a table."""
+        return self.num_tables * self.blocks_per_table
+
+    @property
     def spread(self) -> int:
         """How many symbols make an octave, 0 where no symbols are added to a table."""
         return self.shape.spread if -(-self.raw_bytes // TILE_BYTES) > SAMPLED_ABOVE_TILES else 0
@@ -80,7 +88,7 @@ class RansBuffers:
     Attributes:
         infos: uint32[S], what the first kernel found out about each segment.
         maps: uint32[S, 8], tile maps.
-        counts: uint32[tables, 256], histograms.
+        counts: uint32[thread blocks, 256], histograms.
         entries: uint32[tables, 2, 256, 4], what the coder looks up.
         packed: uint8[tables, 544], tables as a body holds them.
         packed_bytes: uint32[tables], their lengths.
@@ -107,7 +115,7 @@ class RansBuffers:
         sizes = (
             4 * num_segments,
             32 * num_segments,
-            4 * NUM_SYMBOLS * MAX_TABLES,
+            4 * NUM_SYMBOLS * (num_segments // SEGMENTS_PER_BLOCK + _MORE_BLOCKS),
             2 * _CODE_ENTRY_BYTES * NUM_SYMBOLS * MAX_TABLES,
             _PACKED_TABLE_BYTES * MAX_TABLES,
             4 * MAX_TABLES,

@@ -24,6 +24,8 @@ def test_memory_suffices_for_shorter_chunks(word: WordType, chunk_bytes: int) ->
         assert (plan.num_tables - 1) * plan.segments_per_table < plan.num_segments
         assert plan.num_segments <= plan.num_tables * plan.segments_per_table
         assert plan.segments_per_table <= 8 * plan.blocks_per_table
+        buffers = RansBuffers.at(0, plan.num_segments)
+        assert 1024 * plan.num_blocks <= buffers.entries - buffers.counts
 
 
 @pytest.mark.parametrize("word", list(WordType), ids=lambda word: word.name)

@@ -56,11 +56,7 @@ def _measure(kernels: Kernels, stream: torch.cuda.Stream, word: WordType, raws: 
     def steps(i: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
         return launches.steps(raws[i % count].data_ptr(), bodies[i % count].data_ptr(), words.data_ptr())
 
-    def clear() -> None:
-        kernels.driver.fill(buffers.counts, 0, launches.counts_bytes, stream.cuda_stream)
-
     def encode(i: int) -> None:
-        clear()
         for kernel, grid, arguments in steps(i):
             kernels.launch(kernel, grid, *arguments)
 
