@@ -589,6 +589,7 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
   }
 }
 
+// Three thread blocks a multiprocessor where the registers suffice.
 #define DEFINE_ENCODER(SIZE)                                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads) look_at_segments_##SIZE(                                \
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
@@ -596,7 +597,7 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
     look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
                            infos, maps, counts);                                                                 \
   }                                                                                                              \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2) code_segments_##SIZE(                                \
+  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 2 || SIZE == 4 ? 3 : 2) code_segments_##SIZE(   \
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
       u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
       const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \

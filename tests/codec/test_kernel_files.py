@@ -14,7 +14,7 @@ from tidegate.codec.kernel_files import APPEND_THREADS, PARAMETERS, THREADS
 
 FOLDER = Path(kernel_files.__file__).resolve().parent
 SIGNATURE = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\((\w+)(?:, \d+)?\)\s+(\w+)\s*\(([^)]*)\)', re.DOTALL
+    r'extern "C" __global__ void __launch_bounds__\((\w+)(?:, [^)]+)?\)\s+(\w+)\s*\(([^)]*)\)', re.DOTALL
 )
 
 
