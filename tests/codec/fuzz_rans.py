@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,8 +27,9 @@ _GUARD_BYTES = 4096
 _PREAMBLE_BYTES = 32
 
 
+@cache
 def small_bodies() -> list[tuple[WordType, Octets, Octets]]:
-    """Word type, chunk and body of frames with short segments of every kind."""
+    """Word type, chunk and body of frames with short segments of every kind. Made once: copy what you change."""
     bodies = []
     for word in (WordType.BF16, WordType.F32, WordType.F64, WordType.F8):
         rng = np.random.default_rng(word)

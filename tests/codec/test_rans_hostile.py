@@ -25,7 +25,8 @@ def coder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def first_body() -> tuple[WordType, Octets, Octets]:
-    return small_bodies()[0]
+    word, raw, body = small_bodies()[0]
+    return word, raw, body.copy()
 
 
 def directory_start(body: Octets) -> int:
@@ -33,7 +34,7 @@ def directory_start(body: Octets) -> int:
 
 
 def test_mutated_frames(coder: str) -> None:
-    count = 4000 if coder == "numba" else 1000
+    count = 4000 if coder == "numba" else 500
     refused = sum(check_mutation(*mutation) for mutation in mutations(count, seed=26))
     assert refused > count // 2
 
@@ -88,7 +89,7 @@ def test_reserved_bits_of_an_entry(bit: int, coder: str) -> None:
 @pytest.mark.parametrize("bit", [*range(43)])
 def test_every_bit_of_an_entry(bit: int, coder: str) -> None:
     for word, raw, body in small_bodies():
-        for entry in range(8):
+        for entry in (0, 3, 6):
             damaged = body.copy()
             damaged[min(directory_start(body) + 8 * entry, body.size - 16) + bit // 8] ^= 1 << bit % 8
             assert check_mutation(word, raw, damaged) or (damaged == body).all()
