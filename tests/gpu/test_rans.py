@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tidegate.codec.availability import unavailable_reason
-from tidegate.codec.base import HEADER_BYTES, RANS_CODEC, FrameHeader, frame_bound_bytes
+from tidegate.codec.base import HEADER_BYTES, RANS_CODEC, FrameHeader, frame_bound_bytes, unpack_header
 from tidegate.codec.device import DeviceDecoder, DeviceEncoder
 from tidegate.codec.device_decode import prefix_bytes
 from tidegate.codec.digest import digest
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.gpu
 WORDS = pytest.mark.parametrize("word", list(WordType), ids=lambda word: word.name)
 CHUNK_BYTES = 8 << 20
 TILE_BYTES = 512
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "frames"
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,15 @@ def test_cpu_frames_decode_on_the_gpu(decoder: DeviceDecoder, device: torch.devi
         header = decode_frame(torch.from_numpy(frame.copy()), room)
         body = torch.from_numpy(frame[HEADER_BYTES:].copy()).to(device)
         assert decode(decoder, header, body).tobytes() == chunk.tobytes()
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("rans*.tgf")), ids=lambda path: path.stem)
+def test_small_golden_frames_decode_on_the_gpu(decoder: DeviceDecoder, device: torch.device, path: Path) -> None:
+    frame = np.fromfile(path, dtype=np.uint8)
+    header = unpack_header(frame)
+    expected = read_on_cpu(torch.from_numpy(frame.copy()), header.raw_bytes)
+    body = torch.from_numpy(frame[HEADER_BYTES : header.frame_bytes].copy()).to(device)
+    assert decode(decoder, header, body).tobytes() == expected.tobytes()
 
 
 def mutate(rng: np.random.Generator, body: NDArray[np.uint8], first: int) -> None:
