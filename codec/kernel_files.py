@@ -28,9 +28,11 @@ PARAMETERS = {
         "count_failures": "QQQIQ",
     },
     "copy": {"copy_pieces": "QQI"},
-    "rans_encode": {
+    "rans_look": {
         **{f"look_at_segments_{size}": "QQIIIIQQQ" for size in (1, 2, 4, 8)},
         "make_rans_tables": "QIIIQQQQIIQ",
+    },
+    "rans_encode": {
         **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQ" for size in (1, 2, 4, 8)},
         "gather_streams": "QQQIIIQQIQQQQI",
     },
@@ -38,10 +40,14 @@ PARAMETERS = {
 }
 """The kernels of each file, with their parameters as `Kernel` wants them."""
 
-RANS_FILES = ("rans_encode", "rans_decode")
+RANS_FILES = ("rans_look", "rans_encode", "rans_decode")
 """Compiled only where the rans codec is used: they take longer than all others together."""
 
-COMMON_FILES = {"rans_encode": "rans_units", "rans_decode": "rans_units"}
+COMMON_FILES = {
+    "rans_look": ("rans_units", "rans_chunk"),
+    "rans_encode": ("rans_units", "rans_chunk"),
+    "rans_decode": ("rans_units",),
+}
 """What is put in front of a file."""
 
 _OPTIONS = ("--std=c++17",)
@@ -71,7 +77,7 @@ def load_kernels(device: torch.device, *, rans: bool = False) -> dict[str, Kerne
 
 def source_of(file: str) -> str:
     """Return what is compiled for one of PARAMETERS."""
-    names = [COMMON_FILES[file], file] if file in COMMON_FILES else [file]
+    names = [*COMMON_FILES.get(file, ()), file]
     return "".join(Path(__file__).with_name(f"{name}.cu").read_text(encoding="utf-8") for name in names)
 
 

@@ -1,5 +1,5 @@
-// How RANS.md cuts a value into a symbol and a raw field, and packs raw fields into planes. What rans_encode.cu and
-// rans_decode.cu have in common; kernel_files.py puts it in front of each.
+// How RANS.md cuts a value into a symbol and a raw field, and packs raw fields into planes. What the files of the rans
+// kernels have in common; kernel_files.py puts it in front of each.
 //
 // Compiled at run time: NVRTC, C++17, no headers, compute capability 7.0 and up. One warp works on a segment; "lane" is
 // the thread's number in its warp. All lanes of a warp call these functions together.
