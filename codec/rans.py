@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from types import ModuleType
 
@@ -77,12 +76,10 @@ def encode_chunk(
 
 @cache
 def _coder() -> ModuleType:
-    """Return the module that codes segments: the compiled one where numba is installed."""
-    if importlib.util.find_spec("numba") is None:
-        return rans_numpy
-    from . import rans_numba
+    """Return the module that codes segments: the compiled one where numba works."""
+    from . import rans_compile, rans_numba
 
-    return rans_numba
+    return rans_numba if rans_compile.AVAILABLE else rans_numpy
 
 
 def _aligned(octets: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,4 +1,7 @@
-"""How the loops of the rans coder are compiled and where the machine code is kept. Needs numba."""
+"""How the loops of the rans coder are compiled and where the machine code is kept.
+
+Without numba they stay what they are, functions that Python could run, slowly; nothing calls them then.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 import xxhash
+
+try:
+    import numba
+except ImportError:
+    # Not installed, or of a version that this NumPy or Python does not go with.
+    numba = None
+
+AVAILABLE = numba is not None
+"""Whether the loops are compiled."""
 
 Function = Callable[..., Any]
 
 
 def inner(function: Function) -> Function:
     """Compile a function that only compiled ones call."""
+    if not AVAILABLE:
+        return function
     # Nothing calls it from Python, so it needs no way in from there: that saves time to compile.
     made: Function = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return made
@@ -26,6 +39,8 @@ def entry(function: Function) -> Function:
     It runs without the GIL. NUMBA_CACHE_DIR says where the code is kept, if not beside the source or in the user's
     cache.
     """
+    if not AVAILABLE:
+        return function
     # Whether kept code is still good numba sees from the file of this function alone, not from those of the functions
     # that went into it; so the name under which it is kept names all of them.
     function.__qualname__ += f"_{_digest_of_sources()}"

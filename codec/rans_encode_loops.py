@@ -112,11 +112,7 @@ def _encode_segment(
     if num_coded < num_tiles:
         if place + TILE_MAP_BYTES > octets.size:
             return -1
-        for index in range(TILE_MAP_BYTES):
-            octets[place + index] = 0
-        for tile in range(num_tiles):
-            if coded[tile]:
-                octets[place + (tile >> 3)] |= np.uint8(1 << (tile & 7))
+        _write_map(coded[:num_tiles], octets[place : place + TILE_MAP_BYTES])
         place += TILE_MAP_BYTES
     plain_bytes = num_coded * per_tile + (CARRIED_BYTES if has_fields else 0)
     carried = np.zeros(CARRIED_BYTES, dtype=np.uint8)
@@ -127,11 +123,8 @@ def _encode_segment(
     )
     missing = max(0, first_unit + num_tiles * per_tile - num_values) if coded[num_tiles - 1] else 0
     num_existing = symbols.size - missing
-    wide = 0
-    for index in range(num_existing):
-        if ranges[table, symbols[index]] & np.uint64(0xFFFFFFFF) == np.uint64(0):
-            wide = 1
-            break
+    wide = _lacks_one(symbols[:num_existing], ranges[table])
+    own_ranges, own_reciprocals = ranges[table + wide], reciprocals[table + wide]
     states = np.empty(NUM_LANES, dtype=np.uint64)
     for lane in range(NUM_LANES):
         states[lane] = np.uint64(_LOWEST_STATE + carried[2 * lane] + 256 * np.int64(carried[2 * lane + 1]))
@@ -142,15 +135,7 @@ def _encode_segment(
         own = symbols[tile * per_tile : (tile + 1) * per_tile]
         num_units = min(per_tile, num_existing - tile * per_tile)
         num_words = encode_tile(
-            own,
-            num_units,
-            per_lane,
-            states,
-            ranges[table + wide],
-            reciprocals[table + wide],
-            log2_sum,
-            scratch,
-            num_words,
+            own, num_units, per_lane, states, own_ranges, own_reciprocals, log2_sum, scratch, num_words
         )
     if num_words < words_limit:
         entries[2, segment] = wide
@@ -164,11 +149,26 @@ def _encode_segment(
     entries[0, segment], entries[1, segment] = _PLAIN, 0
     if place + plain_bytes > octets.size:
         return -1
-    if has_fields:
-        octets[place : place + CARRIED_BYTES] = carried
-        place += CARRIED_BYTES
-    octets[place : place + symbols.size] = symbols
-    return place + symbols.size - begin
+    octets[place : place + plain_bytes - symbols.size] = carried[: plain_bytes - symbols.size]
+    octets[place + plain_bytes - symbols.size : place + plain_bytes] = symbols
+    return place + plain_bytes - begin
+
+
+@inner
+def _write_map(coded, octets):
+    octets[:] = 0
+    for tile in range(coded.size):
+        if coded[tile]:
+            octets[tile >> 3] |= np.uint8(1 << (tile & 7))
+
+
+@inner
+def _lacks_one(symbols, ranges):
+    """Return 1 if a symbol has the frequency 0, else 0."""
+    for index in range(symbols.size):
+        if ranges[symbols[index]] & np.uint64(0xFFFFFFFF) == np.uint64(0):
+            return 1
+    return 0
 
 
 @inner
