@@ -20,6 +20,7 @@ FIRST_GUESS_BYTES_PER_S = 3e9
 
 _SAVES_BETWEEN_TRIALS = 16
 _SMOOTHING = 0.5
+_LIKE = 0.1
 _GOLDEN = 0.6180339887498949
 
 
@@ -38,6 +39,19 @@ class Option:
     codec: str
     encode_s: float
     stored_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a choice was made from: how many trials had been learnt, and the speed of the store."""
+
+    num_learned: int
+    store_bytes_per_s: float
+
+    def is_like(self, other: Figures) -> bool:
+        """Whether a choice made from these holds for the others: the same trials, and a store of about that speed."""
+        same = self.num_learned == other.num_learned
+        return same and abs(self.store_bytes_per_s - other.store_bytes_per_s) <= _LIKE * self.store_bytes_per_s
 
 
 def assign(chunks: Sequence[Sequence[Option]], store_bytes_per_s: float) -> list[str]:
@@ -104,17 +118,33 @@ class CodecChooser:
     store_bytes_per_s: float | None = None
     _trials: dict[Group, dict[str, Trial]] = field(default_factory=dict)
     _age: dict[Group, int] = field(default_factory=dict)
+    _num_learned: int = 0
 
-    def needs_trial(self, group: Group) -> bool:
-        """Whether every candidate should be tried on the next chunk of a group."""
+    @property
+    def figures(self) -> Figures:
+        """What a choice depends on, beside the chunks."""
+        return Figures(self._num_learned, self.store_bytes_per_s or FIRST_GUESS_BYTES_PER_S)
+
+    def knows(self, group: Group) -> bool:
+        """Whether the candidates have been tried on a group."""
+        return group in self._trials
+
+    def needs_trial(self, group: Group, *, again: bool = True) -> bool:
+        """Whether every candidate should be tried on the next chunk of a group.
+
+        Args:
+            group: The group.
+            again: Whether one that has been tried, long ago, may be tried again: not two of them in one save.
+        """
         if len(self.candidates) < 2:
             return False
-        return group not in self._trials or self._age[group] >= _SAVES_BETWEEN_TRIALS
+        return group not in self._trials or (again and self._age[group] >= _SAVES_BETWEEN_TRIALS)
 
     def learn(self, group: Group, trials: Mapping[str, Trial]) -> None:
         """Take in what the candidates made of one chunk of a group."""
         self._trials[group] = dict(trials)
         self._age[group] = 0
+        self._num_learned += 1
 
     def learn_store(self, num_bytes: int, busy_s: float) -> None:
         """Take in that the store took `num_bytes` in `busy_s` seconds."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tidegate.codec.base import FRAME_ALIGNMENT_BYTES, HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.device_check import BodyCheck, Check, check_body
 from tidegate.codec.device_decode import DeviceDecoder, prefix_bytes
+from tidegate.codec.kernels import indexed, kernels_of
 
 from .errors import InternalError
 from .failure import Failure
@@ -89,6 +90,7 @@ class GpuLane:
         self.device = device
         self._places = places
         self._failure = failure
+        self._kernels = kernels_of(indexed(device))
         self._home = torch.cuda.current_stream(device)
         self._copies, self._digests, self._decodes = _streams(device)
         longest = max(item.entry.header.body_bytes for item in items)
@@ -116,28 +118,35 @@ class GpuLane:
             self._copies.wait_event(slot.free_at)
         return LaneFrame(item, body, slot, ready, num_pieces)
 
-    def copy(self, frame: LaneFrame, start: int, piece: torch.Tensor) -> torch.cuda.Event:
+    def copy(
+        self, frame: LaneFrame, start: int, piece: memoryview, address: int, copied: torch.cuda.Event
+    ) -> None:
         """Queue the copy of a piece, and with the last one of a frame the digest of its body.
+
+        Through the CUDA driver, as every call of PyTorch's gives up the GIL, for which eight threads compete.
 
         Args:
             frame: The frame.
             start: Where in it the piece begins, its header counted.
-            piece: Shape (n,), uint8, page-locked; it may change once the returned event has happened.
+            piece: The piece, in page-locked memory.
+            address: Where that begins.
+            copied: Recorded behind the copy: the piece may change once it has happened.
 
         Raises:
             CorruptionError: The frame does not start with its header.
         """
         header = frame.item.entry.header
         if start == 0:
-            view = piece.numpy()
-            check_start(header, view.data)
-            frame.prefix = view[HEADER_BYTES : HEADER_BYTES + prefix_bytes(header)].copy()
+            check_start(header, piece)
+            prefix = piece[HEADER_BYTES : HEADER_BYTES + prefix_bytes(header)]
+            frame.prefix = np.frombuffer(prefix, dtype=np.uint8).copy()
         skip = max(HEADER_BYTES - start, 0)
-        at = start + skip - HEADER_BYTES
-        copied = torch.cuda.Event(blocking=True)
-        with torch.cuda.stream(self._copies):
-            frame.body[at : at + piece.numel() - skip].copy_(piece[skip:], non_blocking=True)
-            copied.record(self._copies)
+        num_bytes, stream = len(piece) - skip, self._copies.cuda_stream
+        with self._kernels.on(stream):
+            if num_bytes:
+                target = frame.body.data_ptr() + start + skip - HEADER_BYTES
+                self._kernels.driver.copy_to_device(target, address + skip, num_bytes, stream)
+            self._kernels.driver.record(copied.cuda_event, stream)
         with self._lock:
             frame.num_left -= 1
             is_whole = frame.num_left == 0
@@ -145,7 +154,6 @@ class GpuLane:
             self._digests.wait_stream(self._copies)
             frame.check = check_body(header, frame.body, self._digests)
             self._arrived.put(frame)
-        return copied
 
     def decode_all(self) -> None:
         """Decode what arrives until `end`, and wait for it. Errors go to `failure`. Blocks."""

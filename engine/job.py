@@ -78,6 +78,8 @@ class SaveJob:
     Attributes:
         failure: What went wrong first.
         live_layouts: For chunks that are read in place, by device: how to gather one of them on its device.
+        device_copies: Recorded behind the copies of CUDA tensors that the call has queued.
+        is_let_go: Whether the caller's tensors are forgotten.
         writes_from_device: Whether the store takes frames from device memory.
         written_bytes: Bytes of the frames that are in the store.
         was_told: Whether `save_async` itself has raised that, so that nobody needs to be told again.
@@ -120,6 +122,8 @@ class SaveJob:
         self.failure: BaseException | None = None
         self.was_told = False
         self.replaced: CommitRecord | None = None
+        self.device_copies: list[torch.cuda.Event] = []
+        self.is_let_go = False
         self.writes_from_device = False
         self.written_bytes = 0
         self._wake = wake
@@ -225,12 +229,27 @@ class SaveJob:
         """Whether the save is over already."""
         return self.failure is not None
 
+    def let_go(self) -> None:
+        """Forget the caller's tensors as soon as all of them are copied, so that their memory can be used again.
+
+        Not before the copies on GPUs are over: a tensor may belong to a stream that does not wait for them.
+        """
+        if self._is_staging or self._num_live or self.is_let_go:
+            return
+        if all(event.query() for event in self.device_copies):
+            with self._live_lock:
+                self._forget_tensors()
+
+    def _forget_tensors(self) -> None:
+        self.is_let_go = True
+        self.table.tensors.clear()
+        self.table.sources.clear()
+        self._versions.clear()
+
     def release_state(self) -> None:
         """Let the state change whatever happens to the save, and forget its tensors."""
         with self._live_lock:
-            self.table.tensors.clear()
-            self.table.sources.clear()
-            self._versions.clear()
+            self._forget_tensors()
             self._live.clear()
         self.future.mark_staged()
 

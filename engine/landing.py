@@ -34,13 +34,16 @@ class Landing:
         buffer.wait()
         return buffer.view
 
-    def locked(self) -> torch.Tensor:
-        """Return the buffer that was taken last, shape (num_bytes,), uint8, page-locked from here on."""
-        return self._latest.locked()
+    def locked(self, device: torch.device) -> tuple[int, torch.cuda.Event]:
+        """Page-lock the buffer that was taken last.
 
-    def copied_at(self, event: torch.cuda.Event) -> None:
-        """Say when the copy out of that buffer is over."""
-        self._latest.event = event
+        Args:
+            device: The GPU that it will be copied to.
+
+        Returns:
+            Its address, and the event to record behind the copy out of it: the buffer is not taken again before that.
+        """
+        return self._buffers[(self._num_taken - 1) % _NUM_BUFFERS].locked(device)
 
     def close(self) -> None:
         """Wait for all copies and free the memory. Blocks."""
@@ -48,28 +51,30 @@ class Landing:
             buffer.free()
         self._buffers.clear()
 
-    @property
-    def _latest(self) -> _Buffer:
-        return self._buffers[(self._num_taken - 1) % _NUM_BUFFERS]
-
 
 class _Buffer:
     def __init__(self, num_bytes: int) -> None:
         self.view = aligned_buffer(num_bytes)
-        self.event: torch.cuda.Event | None = None
         self._tensor = torch.frombuffer(self.view, dtype=torch.uint8)
         self._is_locked = False
+        self._events: dict[torch.device, torch.cuda.Event] = {}
+        self._copied: torch.cuda.Event | None = None
 
-    def locked(self) -> torch.Tensor:
+    def locked(self, device: torch.device) -> tuple[int, torch.cuda.Event]:
+        address = self._tensor.data_ptr()
         if not self._is_locked:
-            _check(torch.cuda.cudart().cudaHostRegister(self._tensor.data_ptr(), self._tensor.numel(), 0))
+            _check(torch.cuda.cudart().cudaHostRegister(address, self._tensor.numel(), 0))
             self._is_locked = True
-        return self._tensor
+        if device not in self._events:
+            self._events[device] = torch.cuda.Event(blocking=True)
+            self._events[device].record(torch.cuda.current_stream(device))  # PyTorch makes an event when it is recorded
+        self._copied = self._events[device]
+        return address, self._copied
 
     def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
-            self.event = None
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
 
     def free(self) -> None:
         self.wait()

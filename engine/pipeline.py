@@ -95,6 +95,7 @@ class Pipeline:
             ticket.advance()
 
     def _append(self, job: SaveJob, frame: EncodedFrame) -> None:
+        job.let_go()
         start_s = job.timeline.now()
         chunk = frame.chunk
         before = self._totals.get(frame.header.codec, CodecTotals(0, 0, 0))

@@ -145,9 +145,9 @@ class _Crew:
 
     def _piece(self, lane: GpuLane, frame: LaneFrame, start: int, num_bytes: int) -> Callable[[Landing], None]:
         def run(landing: Landing) -> None:
-            item = frame.item
-            self._store.read_into(item.key, item.entry.offset + start, landing.take()[:num_bytes])
-            landing.copied_at(lane.copy(frame, start, landing.locked()[:num_bytes]))
+            item, piece = frame.item, landing.take()[:num_bytes]
+            self._store.read_into(item.key, item.entry.offset + start, piece)
+            lane.copy(frame, start, piece, *landing.locked(lane.device))
 
         return run
 

@@ -184,6 +184,7 @@ class Stager:
             job.put(staged)
         for device, event in pending.items():
             torch.cuda.current_stream(device).wait_event(event)
+            job.device_copies.append(event)
 
 
 @dataclass(slots=True)
@@ -233,6 +234,7 @@ def _copy_on_device(job: SaveJob, layout: DeviceLayout, flat: torch.Tensor) -> l
             ready.record(side)
             staged += [StagedChunk(c, job.table, snapshot=flat, layout=layout, ready=ready) for c in part]
     training.wait_event(ready)
+    job.device_copies.append(ready)
     job.timeline.add(layout.chunks[0].index, "stage", start_s)
     return staged
 

@@ -81,10 +81,11 @@ def test_A25_nothing_grows(tmp_path: Path, device: str, codec: str, waits: bool)
     before, warm, end, closed = (notes[name] for name in ("before", "warm", "end", "closed"))
     for name in warm:
         assert end[name] <= 1.05 * warm[name], f"{name}: {notes}"
-    assert end["rss_bytes"] <= warm["rss_bytes"] + 8 * MIB, "5 % of an interpreter with torch would hide much"
+    assert end["rss_bytes"] <= warm["rss_bytes"] + 4 * MIB, "5 % of an interpreter with torch would hide much"
     assert closed["num_files"] <= before["num_files"]
     assert closed["num_threads"] == before["num_threads"] + 8, "those of the caller's own store"
     libraries_bytes = 64 * MIB if device == "cuda" else 0  # kernels that were loaded on the way
-    assert closed["rss_bytes"] <= before["rss_bytes"] + 8 * MIB + libraries_bytes
+    threads_bytes = 8 * MIB  # what the allocator keeps for the threads of the store
+    assert closed["rss_bytes"] <= before["rss_bytes"] + 8 * MIB + threads_bytes + libraries_bytes
     assert notes["peak"]["host_bytes"] <= HOST_BUDGET_BYTES
     assert closed.get("allocated_bytes", 0) <= before.get("allocated_bytes", 0)

@@ -95,3 +95,28 @@ def test_the_note_gives_choice_and_figures() -> None:
         "auto, for a store of 2 GB/s: cuda:0 f32 exp_avg_sq: zstd × 9 + ans × 1 (ans 1.400 at 290 GB/s, zstd 3.000 at "
         "15 GB/s)"
     )
+
+
+def test_only_one_group_is_tried_again_in_a_save() -> None:
+    chooser = CodecChooser(("ans", "zstd"))
+    for group, trials in TRIALS.items():
+        chooser.learn(group, trials)
+    for _ in range(100):
+        chooser.end_save()
+    assert chooser.needs_trial(WEIGHTS)
+    assert chooser.needs_trial(MOMENTS)
+    assert not chooser.needs_trial(MOMENTS, again=False)
+    assert chooser.needs_trial(("cuda:0", "u8", ""), again=False), "nothing is known of this one"
+
+
+def test_a_choice_holds_while_the_figures_are_about_the_same() -> None:
+    chooser = CodecChooser(("ans", "zstd"), store_bytes_per_s=5 * GB)
+    chooser.learn(WEIGHTS, TRIALS[WEIGHTS])
+    before = chooser.figures
+    chooser.store_bytes_per_s = 5.4 * GB
+    assert before.is_like(chooser.figures)
+    chooser.store_bytes_per_s = 6 * GB
+    assert not before.is_like(chooser.figures)
+    chooser.store_bytes_per_s = 5 * GB
+    chooser.learn(MOMENTS, TRIALS[MOMENTS])
+    assert not before.is_like(chooser.figures)

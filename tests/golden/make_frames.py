@@ -43,6 +43,9 @@ def chunks() -> Iterator[tuple[str, str, WordType, Octets]]:
     for word in WordType:
         name = f"zstd-{word.name.lower()}"
         yield name, "zstd", word, CONTENTS["zero-runs"](word, 2400 // word.itemsize, rng)
+    for word in (WordType.U8, WordType.BF16, WordType.F32, WordType.F64):
+        name = f"deflate-{word.name.lower()}"
+        yield name, "deflate", word, CONTENTS["zero-runs"](word, 2400 // word.itemsize, rng)
     for word in WordType:
         # Short enough to be small, long enough to shrink; some bytes more than whole tiles.
         octets = CONTENTS["zero-runs"](word, 12_000 // word.itemsize, rng)
