@@ -17,7 +17,7 @@ from tidegate.storage import MemoryStore
 GPU = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 MODES: list[SnapshotMode] = ["device", "lazy", "host", "auto"]
-CODECS = ["raw", "zstd", "auto", pytest.param("ans", marks=GPU)]
+CODECS = ["raw", "zstd", "rans", "auto", pytest.param("ans", marks=GPU)]
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
