@@ -23,18 +23,24 @@ class RansCodec:
 
     With numba installed, compiled loops do the work as soon as they are ready (rans_ready.py); until then, and without
     it, NumPy does, at a fifth of the speed. Both write the same bytes.
+
+    Args:
+        coder: rans_numba or rans_numpy; None: the faster of what is ready.
     """
 
     name = "rans"
     number = RANS_CODEC
     version = CODEC_VERSIONS[RANS_CODEC]
 
+    def __init__(self, coder: ModuleType | None = None) -> None:
+        self._coder = coder
+
     def encode_body(self, raw: NDArray[np.uint8], word: WordType, out: NDArray[np.uint8]) -> int | None:
         """Write a body, or return None where it would be as long as the chunk or longer."""
         if not raw.size:
             return None
         chunk, body = _aligned(raw), _aligned(out)
-        body_bytes = encode_chunk(chunk, word, body, SHAPES[word], LOG2_SUM)
+        body_bytes = encode_chunk(chunk, word, body, SHAPES[word], LOG2_SUM, self._coder)
         if body_bytes is not None and body is not out:
             out[:body_bytes] = body[:body_bytes]
         return body_bytes
@@ -44,7 +50,7 @@ class RansCodec:
         if not out.size:
             raise CorruptionError("a rans body stands for no bytes, which no writer makes")
         octets, chunk = _aligned(body), _aligned(out)
-        _coder().decode_segments(unpack_layout(header, octets), octets, chunk)
+        (self._coder or _coder()).decode_segments(unpack_layout(header, octets), octets, chunk)
         if chunk is not out:
             np.copyto(out, chunk)
 
@@ -65,7 +71,7 @@ def encode_chunk(
         body: uint8[raw_bytes].
         shape: The word's, with any number of tiles a segment that RANS.md allows.
         log2_sum: n.
-        coder: rans_numba or rans_numpy; None: the faster of what is ready.
+        coder: As for `RansCodec`.
     """
     coder = coder or _coder()
     found = survey(chunk, shape, coder.count_symbols)
