@@ -87,7 +87,8 @@ def test_what_was_compiled_once_is_loaded(empty_cache: Path) -> None:
 def test_where_nothing_compiles_numpy_goes_on(empty_cache: Path, command: str) -> None:
     run(f"""
         import threading
-                loops = CompiledLoops(({command!r},))
+        from tidegate.codec.rans_ready import CompiledLoops
+        loops = CompiledLoops(({command!r},))
         threads = [threading.Thread(target=loops.coder) for _ in range(16)]
         for thread in threads:
             thread.start()
