@@ -60,3 +60,12 @@ template <class Number> __device__ Number sum_before(Number mine, Number* room, 
   }
   return sum - mine;
 }
+
+// The sum of numbers[count], by a block of kThreads.
+__device__ __forceinline__ u64 sum_of_block(const u32* numbers, u32 count, u64* room) {
+  u64 mine = 0, total;
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < count; i += kThreads) mine += numbers[i];
+  sum_before(mine, room, total);
+  return total;
+}

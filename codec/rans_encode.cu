@@ -221,7 +221,7 @@ __device__ u32 start_bytes(const u32* packed_bytes, u32 num_tables, u32 num_segm
 template <u32 kUnitBytes>
 __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,
                               const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes,
-                              u64* directory, u32* stream_bytes) {
+                              u64* directory, u32* stream_bytes, u32* block_streams) {
   __shared__ Tables tables;
   __shared__ u32 room[kWarps];
   u32 unused, unused_too;
@@ -231,26 +231,34 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
   for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads)
     tables.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
   __syncthreads();
-  if (s >= chunk.num_segments) return;
-  const u32 info = infos[s], kind = info % 4;
-  Segment segment;
-  segment.raw = chunk.raw + chunk.start_of(s);
-  segment.bytes = chunk.bytes_of(s);
-  segment.num_coded = info >> kTilesShift;
-  segment.map = lane < 8 ? maps[8 * s + lane] : 0;
-  segment.mapped = info >> kMappedShift & 1;
-  segment.area = body + start + raw_offsets[s] - kCarriedBytes;
-  u8* slot = slots + (u64)s * slot_bytes;
   u64 entry = 0;
-  if (kind == kConstant) {
-    if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
-    entry = 8 | kConstant << 20;
-  } else if (kind == kCoded) {
-    entry = code_by_flags<kUnitBytes>(segment, tables, table, slot, info);
+  if (s < chunk.num_segments) {
+    const u32 info = infos[s], kind = info % 4;
+    Segment segment;
+    segment.raw = chunk.raw + chunk.start_of(s);
+    segment.bytes = chunk.bytes_of(s);
+    segment.num_coded = info >> kTilesShift;
+    segment.map = lane < 8 ? maps[8 * s + lane] : 0;
+    segment.mapped = info >> kMappedShift & 1;
+    segment.area = body + start + raw_offsets[s] - kCarriedBytes;
+    u8* slot = slots + (u64)s * slot_bytes;
+    if (kind == kConstant) {
+      if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
+      entry = 8 | kConstant << 20;
+    } else if (kind == kCoded) {
+      entry = code_by_flags<kUnitBytes>(segment, tables, table, slot, info);
+    }
   }
+  const u32 num_bytes = (u32)entry & 0xFFFFF;
   if (lane == 0) {
-    directory[s] = entry;
-    stream_bytes[s] = (u32)entry & 0xFFFFF;
+    if (s < chunk.num_segments) directory[s] = entry, stream_bytes[s] = num_bytes;
+    room[threadIdx.x / kLanes] = round_up_16(num_bytes);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32 sum = 0;
+    for (u32 w = 0; w < kWarps; ++w) sum += room[w];
+    block_streams[blockIdx.x] = sum;
   }
 }
 
@@ -260,10 +268,10 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
       u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
       const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \
-      u32* stream_bytes) {                                                                                       \
+      u32* stream_bytes, u32* block_streams) {                                                                   \
     code_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},     \
                         infos, maps, entries, num_tables, packed_bytes, raw_offsets, body, slots, slot_bytes,    \
-                        directory, stream_bytes);                                                                \
+                        directory, stream_bytes, block_streams);                                                 \
   }
 
 DEFINE_ENCODER(1)
@@ -272,7 +280,7 @@ DEFINE_ENCODER(4)
 DEFINE_ENCODER(8)
 
 __device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 num_vectors) {   // by one warp
-  constexpr u32 kInFlight = 4;
+  constexpr u32 kInFlight = 6;
   for (u32 base = lane_of_thread(); base < num_vectors; base += kLanes * kInFlight) {
     uint4 held[kInFlight];
 #pragma unroll
@@ -287,30 +295,28 @@ __device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 nu
 // Puts streams, directory, tables and preamble into the body and ends the report. A warp a segment. Nothing is written
 // behind raw_bytes, rounded up to 16; report[kBodyBytes] becomes 0 where the body is not shorter than the chunk.
 extern "C" __global__ void __launch_bounds__(kThreads)
-gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 word_type,
-               const u8* packed, const u32* packed_bytes, u32 num_tables, const u64* directory, const u32* stream_bytes,
-               const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
-  __shared__ u32 room[kWarps];
+gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,
+               u32 blocks_per_table, u32 word_type, const u8* packed, const u32* packed_bytes, u32 num_tables, const u64* directory, const u32* stream_bytes,
+               const u32* block_streams, const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
+  __shared__ u32 room[kWarps], sizes[kWarps];
   __shared__ u64 wide_room[kWarps];
   __shared__ u32 table_at;
   u32 tables_bytes, tables_before;
   const u32 start = start_bytes(packed_bytes, num_tables, num_segments, room, tables_bytes, tables_before);
   if (threadIdx.x == blockIdx.x) table_at = tables_before;   // read behind the next sum
   const u64 region = start + raw_offsets[num_segments];
-  const u32 b = blockIdx.x, first = b * kWarps, lane = lane_of_thread(), warp = threadIdx.x / kLanes;
+  const Chunk chunk = {body, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table};
+  const u32 b = blockIdx.x, s = chunk.segment(), lane = lane_of_thread(), warp = threadIdx.x / kLanes;
   const bool is_last = b == gridDim.x - 1;
   if (region >= raw_bytes) {
     if (is_last && threadIdx.x < 3) report[threadIdx.x] = 0;
     return;
   }
-  u64 mine = 0, before;
-  for (u32 i = threadIdx.x; i < first; i += kThreads) mine += round_up_16(stream_bytes[i]);
-  sum_before(mine, wide_room, before);
-  const u32 s = first + warp;
-  u64 at = region + before;
-  for (u32 i = first; i < smaller(s, num_segments); ++i) at += round_up_16(stream_bytes[i]);
+  const u32 size = s < num_segments ? round_up_16(stream_bytes[s]) : 0;
+  if (lane == 0) sizes[warp] = size;
+  u64 at = region + sum_of_block(block_streams, b, wide_room);   // has a barrier
+  for (u32 w = 0; w < warp; ++w) at += sizes[w];
   if (s < num_segments) {
-    const u32 size = round_up_16(stream_bytes[s]);
     const uint4* from = reinterpret_cast<const uint4*>(slots + (u64)s * slot_bytes);
     if (at + size < raw_bytes) copy_stream(reinterpret_cast<uint4*>(body + at), from, size / 16);
     at += size;
@@ -326,7 +332,7 @@ gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_
     if (b == num_tables - 1 && threadIdx.x < 16 && end + threadIdx.x < tables_bytes)
       body[kPreambleBytes + end + threadIdx.x] = 0;
   }
-  if (is_last && lane == 0 && warp == (num_segments - 1) % kWarps) {
+  if (s == num_segments - 1 && lane == 0) {
     u32* preamble = reinterpret_cast<u32*>(body);
     preamble[0] = 1 | kLog2Sum << 8 | word_type << 16;
     preamble[1] = segment_tiles | num_tables << 16;

@@ -117,13 +117,30 @@ __device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, boo
   return kCoded | seen.flags_and_sign() | (coded < tiles ? 1u << kMappedShift : 0) | coded << kTilesShift;
 }
 
+// Bytes of the raw area of a segment.
+template <u32 kUnitBytes> __device__ u32 area_bytes(u32 info) {
+  const u32 flags = info >> kFlagShift, tiles = info >> kTilesShift;
+  if (info % 4 != kCoded || kUnitBytes == 1) return 0;
+  u32 bits = 8 * kUnitBytes - 8;
+  if (flags & kOneSign) bits -= 1;
+  if (flags & kNoHigh) bits -= 3;
+  if (flags & kShort) bits -= kUnitBytes == 8 ? 29 : 16;
+  u32 bytes = 0;
+  for (u32 width = 32; width > 0; width /= 2)
+    if (bits & width) bytes += plane_bytes<kLaneBytes / kUnitBytes>(width, tiles);
+  return bytes - kCarriedBytes;
+}
+
 template <u32 kUnitBytes>
-__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts) {
+__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts, u64* raw_areas,
+                                 u32* block_areas) {
+  __shared__ u32 areas[kWarps];
   __shared__ uint4 room[kSymbols * kLanes / 4];   // a column a lane, so that no two lanes of a warp meet
   u32(*histogram)[kLanes] = reinterpret_cast<u32(*)[kLanes]>(room);
   for (u32 i = threadIdx.x; i < kSymbols * kLanes / 4; i += kThreads) room[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
-  const u32 lane = lane_of_thread(), s = chunk.segment();
+  const u32 lane = lane_of_thread(), warp = threadIdx.x / kLanes, s = chunk.segment();
+  u32 area = 0;
   if (s < chunk.num_segments) {
     const u8* segment = chunk.raw + chunk.start_of(s);
     const u32 bytes = chunk.bytes_of(s), tiles = (bytes + kTileBytes - 1) / kTileBytes;
@@ -131,7 +148,8 @@ __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32*
     const bool sampled = chunk.raw_bytes > (u64)kSampledTiles * kTileBytes;
     u32 map;
     const u32 info = look_at_segment<kUnitBytes>(segment, bytes, first_tile, sampled, map);
-    if (lane == 0) infos[s] = info;
+    area = area_bytes<kUnitBytes>(info);
+    if (lane == 0) infos[s] = info, raw_areas[s] = area;
     if (lane < 8) maps[8 * s + lane] = map;
     if (info % 4 == kCoded) {
       const uint4 zero = make_uint4(0, 0, 0, 0);
@@ -145,7 +163,13 @@ __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32*
       }
     }
   }
+  if (lane == 0) areas[warp] = area;
   __syncthreads();
+  if (threadIdx.x == 0) {
+    area = 0;
+    for (u32 w = 0; w < kWarps; ++w) area += areas[w];
+    block_areas[blockIdx.x] = area;
+  }
   u32 sum = 0;
   for (u32 i = 0; i < kLanes; ++i) sum += histogram[threadIdx.x][(i + threadIdx.x) % kLanes];
   counts[blockIdx.x * kSymbols + threadIdx.x] = sum;
@@ -238,50 +262,39 @@ __device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4*
   if (s == 0) *packed_bytes = 32 + 2 * sum;
 }
 
-template <u32 kUnits> __device__ u32 area_bytes(u32 info, u32 unit_bytes) {
-  const u32 flags = info >> kFlagShift, tiles = info >> kTilesShift;
-  if (info % 4 != kCoded || unit_bytes == 1) return 0;
-  u32 bits = 8 * unit_bytes - 8;
-  if (flags & kOneSign) bits -= 1;
-  if (flags & kNoHigh) bits -= 3;
-  if (flags & kShort) bits -= unit_bytes == 8 ? 29 : 16;
-  u32 bytes = 0;
-  for (u32 width = 32; width > 0; width /= 2)
-    if (bits & width) bytes += plane_bytes<kUnits>(width, tiles);
-  return bytes - kCarriedBytes;
-}
-
-// One thread block a table, and a last one that says where each raw area starts in the raw region: raw_offsets[s], and
-// behind them the bytes of the region.
-extern "C" __global__ void __launch_bounds__(kThreads)
-make_rans_tables(const u32* counts, u32 counts_per_table, u32 num_tables, u32 spread, uint4* entries, u8* packed,
-                 u32* packed_bytes, const u32* infos, u32 num_segments, u32 unit_bytes, u64* raw_offsets) {
-  const u32 t = blockIdx.x;
-  if (t < num_tables) {
-    make_table(counts + t * counts_per_table * kSymbols, counts_per_table, spread, entries + 2 * kSymbols * t,
-               packed + kPackedTableBytes * t, packed_bytes + t);
-    return;
-  }
+// Turns the bytes of raw areas into where they start in the raw region, for the segments of a table; the last table's block
+// adds where the region ends.
+__device__ void place_areas(u32 table, u32 num_segments, u32 segments_per_table, u32 blocks_per_table,
+                            const u32* block_areas, u64* raw_offsets) {
   __shared__ u64 room[kWarps];
-  u64 end = 0;
-  for (u32 base = 0; base < num_segments; base += kThreads) {
-    const u32 s = base + threadIdx.x, info = s < num_segments ? infos[s] : kZero;
-    const u64 mine = unit_bytes == 2 ? area_bytes<8>(info, 2) : unit_bytes == 4 ? area_bytes<4>(info, 4)
-                   : unit_bytes == 8 ? area_bytes<2>(info, 8) : 0;
+  u64 end = sum_of_block(block_areas, table * blocks_per_table, room);
+  const u32 first = table * segments_per_table, last = smaller(first + segments_per_table, num_segments);
+  for (u32 base = first; base < last; base += kThreads) {
+    const u32 s = base + threadIdx.x;
     u64 total;
-    const u64 before = sum_before(mine, room, total);
-    if (s < num_segments) raw_offsets[s] = end + before;
+    const u64 before = sum_before(s < last ? raw_offsets[s] : 0, room, total);
+    if (s < last) raw_offsets[s] = end + before;
     end += total;
   }
-  if (threadIdx.x == 0) raw_offsets[num_segments] = end;
+  if (last == num_segments && threadIdx.x == 0) raw_offsets[num_segments] = end;
+}
+
+// One thread block a table.
+extern "C" __global__ void __launch_bounds__(kThreads)
+make_rans_tables(const u32* counts, u32 num_segments, u32 segments_per_table, u32 blocks_per_table, u32 spread,
+                 uint4* entries, u8* packed, u32* packed_bytes, const u32* block_areas, u64* raw_offsets) {
+  const u32 t = blockIdx.x;
+  make_table(counts + t * blocks_per_table * kSymbols, blocks_per_table, spread, entries + 2 * kSymbols * t,
+             packed + kPackedTableBytes * t, packed_bytes + t);
+  place_areas(t, num_segments, segments_per_table, blocks_per_table, block_areas, raw_offsets);
 }
 
 #define DEFINE_LOOK(SIZE)                                                                                        \
   extern "C" __global__ void __launch_bounds__(kThreads) look_at_segments_##SIZE(                                \
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
-      u32 blocks_per_table, u32* infos, u32* maps, u32* counts) {                                                \
+      u32 blocks_per_table, u32* infos, u32* maps, u32* counts, u64* raw_areas, u32* block_areas) {              \
     look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
-                           infos, maps, counts);                                                                 \
+                           infos, maps, counts, raw_areas, block_areas);                                         \
   }
 
 DEFINE_LOOK(1)

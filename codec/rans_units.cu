@@ -117,17 +117,17 @@ template <u32 kBits> __device__ __forceinline__ void store_bits(u8* tile, u64 bi
     tile[at] = (u8)low;
 }
 
-template <u32 kBits> __device__ __forceinline__ u64 load_bits(const u8* tile) {
-  const u32 lane = lane_of_thread(), at = lane * kBits / 8;
+// Of `mine`, where this lane's bits start; they may start inside that byte.
+template <u32 kBits> __device__ __forceinline__ u64 load_bits(const u8* mine) {
   if constexpr (kBits == 64) {
-    const uint2 both = *reinterpret_cast<const uint2*>(tile + at);
+    const uint2 both = *reinterpret_cast<const uint2*>(mine);
     return (u64)both.y << 32 | both.x;
   } else if constexpr (kBits == 32) {
-    return *reinterpret_cast<const u32*>(tile + at);
+    return *reinterpret_cast<const u32*>(mine);
   } else if constexpr (kBits == 16) {
-    return *reinterpret_cast<const u16*>(tile + at);
+    return *reinterpret_cast<const u16*>(mine);
   } else {
-    return tile[at] >> (lane * kBits % 8) & ((1u << kBits) - 1);
+    return *mine >> (lane_of_thread() * kBits % 8) & ((1u << kBits) - 1);
   }
 }
 
