@@ -3,8 +3,14 @@
 constexpr u32 kPreambleBytes = 32;
 constexpr u32 kEnd = 0, kBodyBytes = 1, kRefused = 2;   // words of a report: see device_report.py
 
-struct Tables {
-  uint4 entries[2][kSymbols];   // the second is the wide one
+constexpr u32 kBatchBytes = kLanes * kLaneBytes;   // of a stream, stored together
+constexpr u32 kRowBytes = 3 * kBatchBytes;           // of a warp: less than a batch, and what a tile adds, 1024 bytes
+
+// What a thread block keeps in shared memory.
+struct Room {
+  uint4 entries[2][kSymbols];   // of a table and of its wide one
+  uint4 rows[kWarps][kRowBytes / sizeof(uint4)];
+  u32 sums[kWarps];
 };
 
 struct Segment {
@@ -21,51 +27,98 @@ template <class C> __device__ __forceinline__ uint4 load_lane(const Segment& seg
   return load_vector(segment.raw + at, existing(at, segment.bytes), make_uint4(0, high, 0, high));
 }
 
-// Codes one symbol of a lane: returns its next state, and counts the words of the warp.
-__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, u16* words, u32& num_words, u32 below) {
+// The words of a stream. The first `stored` bytes are in it; the others in the warp's row of the room, up to `end`. A tile
+// adds kMost bytes at most.
+template <u32 kMost>
+struct Words {
+  static constexpr u32 kKept = (kMost + kBatchBytes - 1) / kBatchBytes;
+  u8* stream;
+  u32 stored, row, end;   // the latter two in bytes of the room
+
+  __device__ explicit Words(u8* to)
+      : stream(to), stored(0), row((u32)sizeof(uint4) * 2 * kSymbols + threadIdx.x / kLanes * kRowBytes), end(row) {}
+  __device__ __forceinline__ u32 num_bytes() const { return stored + end - row; }
+  __device__ __forceinline__ bool has_batch() const { return end >= row + kBatchBytes; }
+
+  // Puts what the row has of whole batches into the stream.
+  __device__ void store_batches(Room& room) {
+    const u32 lane = lane_of_thread();
+    uint4* vectors = room.rows[threadIdx.x / kLanes] + lane;
+#pragma unroll 1
+    while (has_batch()) {
+      uint4 kept[kKept];
+      __syncwarp();   // all have added what they emit
+      reinterpret_cast<uint4*>(stream + stored)[lane] = vectors[0];
+#pragma unroll
+      for (u32 i = 0; i < kKept; ++i) kept[i] = vectors[(i + 1) * kLanes];
+      __syncwarp();
+#pragma unroll
+      for (u32 i = 0; i < kKept; ++i) vectors[i * kLanes] = kept[i];
+      __syncwarp();
+      stored += kBatchBytes;
+      end -= kBatchBytes;
+    }
+  }
+  // Puts all into the stream, and something behind it up to a multiple of 16.
+  __device__ void store_all(Room& room) {
+    store_batches(room);
+    __syncwarp();
+    const u32 lane = lane_of_thread();
+    if (lane * kLaneBytes < end - row)
+      reinterpret_cast<uint4*>(stream + stored)[lane] = room.rows[threadIdx.x / kLanes][lane];
+  }
+};
+
+// Codes one symbol of a lane: returns its next state. `end`: see Words.
+__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, Room& room, u32& end, u32 below) {
   const bool emits = active && x > e.x;
   const u32 mask = __ballot_sync(kAll, emits);
-  u16* at = words + (num_words + __popc(mask & below));
-  if (emits) *at = (u16)x;
-  x = emits ? x >> 16 : x;
-  num_words += __popc(mask);
+  u8* at = reinterpret_cast<u8*>(&room) + (end + 2 * __popc(mask & below));
+  if (emits) {
+    *reinterpret_cast<u16*>(at) = (u16)x;
+    x >>= 16;
+  }
+  end += 2 * __popc(mask);
   const u32 quotient = __funnelshift_r(__umulhi(x + (e.w >> 31), e.y), 0, e.w);   // takes its shift modulo 32
   const u32 next = x + e.z + quotient * __byte_perm(e.w, 0, 0x4421);
   return active ? next : x;
 }
 
 template <class C, u32 kLeft, u32 kLowest>
-__device__ __forceinline__ void store_planes(const typename C::Value (&value)[C::kUnits], u8* plane, u32 num_coded, u32 j) {
+__device__ __forceinline__ void store_planes(const typename C::Value (&value)[C::kUnits], u8* plane, u32 num_coded, u32 j,
+                                             u32 skipped) {
   if constexpr (kLeft != 0) {
     constexpr u32 kWidth = widest(kLeft);
     store_bits<kWidth * C::kUnits>(plane + j * (4 * C::kUnits * kWidth), pack_plane<C, kWidth, kLowest>(value),
-                                   kLowest == 0 && j == 0 ? kCarriedBytes : 0);
+                                   skipped);
     u8* next = plane + plane_bytes<C::kUnits>(kWidth, num_coded);
     if constexpr (4 * C::kUnits * kWidth % 16 != 0)   // half a vector a tile
       if (num_coded % 2 && j == num_coded - 1 && lane_of_thread() < 8) next[-8 + (int)lane_of_thread()] = 0;
-    store_planes<C, kLeft - kWidth, kLowest + kWidth>(value, next, num_coded, j);
+    store_planes<C, kLeft - kWidth, kLowest + kWidth>(value, next, num_coded, j, 0);
   }
+}
+
+// Four bytes of mantissas with the signs of the bytes above them.
+__device__ __forceinline__ u32 with_signs(u32 mantissas, u32 above) {
+  return ((mantissas ^ above) & 0x7F7F7F7Fu) ^ above;
 }
 
 // All planes of a tile.
 template <class C>
 __device__ __forceinline__ void store_fields(uint4 q, const typename C::Value (&value)[C::kUnits], u8* area,
-                                             u32 num_coded, u32 j) {
-  const u32 skipped = j == 0 ? kCarriedBytes : 0;
+                                             u32 num_coded, u32 j, u32 skipped) {
   if constexpr (C::kUnitBytes == 2 && C::kBits == 8) {
-    constexpr u32 kSigns = 0x00800080;
-    const u32 low = __byte_perm(sign_down(q.x, kSigns), sign_down(q.y, kSigns), 0x6420);
-    const u32 high = __byte_perm(sign_down(q.z, kSigns), sign_down(q.w, kSigns), 0x6420);
+    const u32 low = with_signs(__byte_perm(q.x, q.y, 0x6420), __byte_perm(q.x, q.y, 0x7531));
+    const u32 high = with_signs(__byte_perm(q.z, q.w, 0x6420), __byte_perm(q.z, q.w, 0x7531));
     store_bits<64>(area + j * 256, (u64)high << 32 | low, skipped);
   } else if constexpr (C::kUnitBytes == 4 && C::kBits == 24) {
-    constexpr u32 kSign = 0x00800000;
+    const u32 tops = __byte_perm(q.x, q.y, 0x7632), more_tops = __byte_perm(q.z, q.w, 0x7632);
     const u32 low = __byte_perm(q.x, q.y, 0x5410), high = __byte_perm(q.z, q.w, 0x5410);
     store_bits<64>(area + j * 256, (u64)high << 32 | low, skipped);
     store_bits<32>(area + 256 * num_coded + j * 128,
-                   pack_four(sign_down(q.x, kSign), sign_down(q.y, kSign), sign_down(q.z, kSign), sign_down(q.w, kSign), 2),
-                   0);
+                   with_signs(__byte_perm(tops, more_tops, 0x6420), __byte_perm(tops, more_tops, 0x7531)), 0);
   } else {
-    store_planes<C, C::kBits, 0>(value, area, num_coded, j);
+    store_planes<C, C::kBits, 0>(value, area, num_coded, j, skipped);
   }
 }
 
@@ -77,57 +130,81 @@ template <class C> __device__ __forceinline__ u32 carried_by(const typename C::V
   }
 }
 
+// The coded tile behind tile t, which is number j of them; there must be one.
+__device__ __forceinline__ u32 next_tile(const Segment& segment, u32 j, u32 t) {
+  return segment.mapped ? coded_tile_from(t + 1, segment.map) : j + 1;
+}
+
+// How many units of tile t this lane has.
+template <class C> __device__ __forceinline__ u32 existing_units(const Segment& segment, u32 t) {
+  return existing(t * kTileBytes + lane_of_thread() * kLaneBytes, segment.bytes) / C::kUnitBytes;
+}
+
+template <class C>
+__device__ __forceinline__ uint4 entry_of(typename C::Value value, const Room& room, u32 table_at) {
+  return *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(room.entries) + (symbol_of<C>(value) << 4 | table_at));
+}
+
 // Codes a segment into `stream`. Returns how many words it wrote, or kAll where the table lacks a symbol of the segment,
 // or kAll - 1 where the stream would not be shorter than a plain one.
 template <class C>
-__device__ u32 code_stream(const Segment& segment, const Tables& tables, u32 is_wide, u8* stream, u32 plain_bytes,
-                           u32& carried) {
+__device__ u32 code_stream(const Segment& segment, Room& room, u32 is_wide, u8* stream, u32 plain_bytes, u32& carried) {
   constexpr u32 k = C::kUnits;
-  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(tables.entries[0]);
-  const u32 lane = lane_of_thread(), whole = segment.bytes / kTileBytes, c = segment.num_coded;
-  u16* const words = reinterpret_cast<u16*>(stream + kStateBytes);
-  u32 num_words = 0, x = kLowestState, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
-  bool fits = true;
+  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(room.entries[0]), c = segment.num_coded;
+  const u32 plain_tiles = segment.mapped ? 0 : segment.bytes / kTileBytes;   // with no special case but that of the first
+  const u8* raw = segment.raw + lane_of_thread() * kLaneBytes;
+  Words<2 * kLanes * k> words(stream + kStateBytes);
+  u32 x = kLowestState, lacks = 0, j = 0, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
   uint4 ahead = load_lane<C>(segment, t);
-  for (u32 j = 0; j < c; ++j) {
-    const uint4 q = ahead;
-    const bool is_whole = t < whole;
-    if (j + 1 < c) {
-      t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
-      ahead = load_lane<C>(segment, t);
+#pragma unroll 1
+  for (; j < c; ++j) {
+    if (words.has_batch()) {
+      if (kStateBytes + words.num_bytes() >= plain_bytes) break;
+      words.store_batches(room);
     }
+    const uint4 q = ahead;
     typename C::Value value[k];
     values_of<C>(q, value);
-    uint4 e[k];
-    u32 lacks = 0;
+    if (j > 0 && j + 1 < plain_tiles) {
+      ahead = *reinterpret_cast<const uint4*>(raw + (u64)(j + 1) * kTileBytes);
+      store_fields<C>(q, value, segment.area, c, j, 0);
+      uint4 next = entry_of<C>(value[0], room, table_at);
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) {
+        const uint4 e = next;
+        if (i + 1 < k) next = entry_of<C>(value[i + 1], room, table_at);   // before the compiler has to wait for a store
+        lacks |= e.w;
+        x = put(x, e, true, room, words.end, below);
+      }
+    } else {
+      const u32 units = existing_units<C>(segment, segment.mapped ? t : j);
+      if (j + 1 < c) ahead = load_lane<C>(segment, t = next_tile(segment, j, t));
+      if (j == 0) x += carried = carried_by<C>(value);
+      store_fields<C>(q, value, segment.area, c, j, j == 0 ? kCarriedBytes : 0);
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) {
+        const uint4 e = entry_of<C>(value[i], room, table_at);
+        if (i < units) lacks |= e.w;
+        x = put(x, e, i < units, room, words.end, below);
+      }
+    }
+  }
+  const bool fits = kStateBytes + words.num_bytes() < plain_bytes;
+#pragma unroll 1
+  for (; j < c; ++j) {   // whether the table has all symbols must still be known
+    const u32 units = existing_units<C>(segment, segment.mapped ? t : j);
+    typename C::Value value[k];
+    values_of<C>(ahead, value);
 #pragma unroll
     for (u32 i = 0; i < k; ++i)
-      e[i] = *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(&tables) + (symbol_of<C>(value[i]) << 4 | table_at));
-    u32 active = k;   // units of this lane
-    if (!is_whole) {
-      active = existing((segment.bytes / kTileBytes) * kTileBytes + lane * kLaneBytes, segment.bytes) / C::kUnitBytes;
-#pragma unroll
-      for (u32 i = 0; i < k; ++i)
-        if (i >= active) e[i].w = 0;
-    }
-#pragma unroll
-    for (u32 i = 0; i < k; ++i) lacks |= e[i].w;
-    if (fits) {   // if not, whether the table has all symbols must still be known
-      if (j == 0) x += carried = carried_by<C>(value);
-      store_fields<C>(q, value, segment.area, c, j);
-      if (is_whole) {
-#pragma unroll
-        for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, words, num_words, below);
-      } else {
-#pragma unroll
-        for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, words, num_words, below);
-      }
-      fits = kStateBytes + 2 * num_words < plain_bytes;
-    }
-    if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;   // last, for only now all lookups must have come
+      if (i < units) lacks |= entry_of<C>(value[i], room, table_at).w;
+    if (j + 1 < c) ahead = load_lane<C>(segment, t = next_tile(segment, j, t));
   }
-  reinterpret_cast<u32*>(stream)[lane] = x;
-  return fits ? num_words : kAll - 1;
+  if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
+  if (!fits) return kAll - 1;
+  words.store_all(room);
+  reinterpret_cast<u32*>(stream)[lane_of_thread()] = x;
+  return words.num_bytes() / 2;
 }
 
 // The rest of the raw area is there already, up to where the coder gave up; this writes all of it again.
@@ -154,14 +231,14 @@ template <class C> __device__ void write_plain(const Segment& segment, u8* strea
       reinterpret_cast<uint4*>(tile)[lane] = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
     else
       store_bits<8 * (C::kUnits < 16 ? C::kUnits : 8)>(tile, low, 0);
-    store_fields<C>(q, value, segment.area, c, j);
-    if (j + 1 < c) t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
+    store_fields<C>(q, value, segment.area, c, j, j == 0 ? kCarriedBytes : 0);
+    if (j + 1 < c) t = next_tile(segment, j, t);
   }
 }
 
 // Returns the directory entry.
 template <class C>
-__device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 table, u8* slot, u32 info) {
+__device__ u64 code_segment(const Segment& segment, Room& room, u32 table, u8* slot, u32 info) {
   const u32 lane = lane_of_thread(), flags = info >> kFlagShift, c = segment.num_coded;
   const u32 plain_bytes = (C::kBits ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
   u8* stream = slot;
@@ -171,7 +248,7 @@ __device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 ta
   }
   u32 carried = 0, is_wide = 0, num_words;
 #pragma unroll 1   // for one copy of the code
-  while ((num_words = code_stream<C>(segment, tables, is_wide, stream, plain_bytes, carried)) == kAll) {
+  while ((num_words = code_stream<C>(segment, room, is_wide, stream, plain_bytes, carried)) == kAll) {
     is_wide = 1;   // a wide table has all symbols
     __syncwarp();  // what one lane wrote, another may write again
   }
@@ -191,21 +268,21 @@ __device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 ta
 }
 
 template <u32 kUnitBytes>
-__device__ u64 code_by_flags(const Segment& segment, const Tables& tables, u32 table, u8* slot, u32 info) {
+__device__ u64 code_by_flags(const Segment& segment, Room& room, u32 table, u8* slot, u32 info) {
   const u32 flags = info >> kFlagShift & 7;
   if constexpr (kUnitBytes >= 2)
-    if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, tables, table, slot, info);
+    if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, room, table, slot, info);
   if constexpr (kUnitBytes >= 4) {
-    if (flags == 4) return code_segment<Cut<kUnitBytes, 4>>(segment, tables, table, slot, info);
-    if (flags == 5) return code_segment<Cut<kUnitBytes, 5>>(segment, tables, table, slot, info);
+    if (flags == 4) return code_segment<Cut<kUnitBytes, 4>>(segment, room, table, slot, info);
+    if (flags == 5) return code_segment<Cut<kUnitBytes, 5>>(segment, room, table, slot, info);
   }
   if constexpr (kUnitBytes == 8) {
-    if (flags == 2) return code_segment<Cut<kUnitBytes, 2>>(segment, tables, table, slot, info);
-    if (flags == 3) return code_segment<Cut<kUnitBytes, 3>>(segment, tables, table, slot, info);
-    if (flags == 6) return code_segment<Cut<kUnitBytes, 6>>(segment, tables, table, slot, info);
-    if (flags == 7) return code_segment<Cut<kUnitBytes, 7>>(segment, tables, table, slot, info);
+    if (flags == 2) return code_segment<Cut<kUnitBytes, 2>>(segment, room, table, slot, info);
+    if (flags == 3) return code_segment<Cut<kUnitBytes, 3>>(segment, room, table, slot, info);
+    if (flags == 6) return code_segment<Cut<kUnitBytes, 6>>(segment, room, table, slot, info);
+    if (flags == 7) return code_segment<Cut<kUnitBytes, 7>>(segment, room, table, slot, info);
   }
-  return code_segment<Cut<kUnitBytes, 0>>(segment, tables, table, slot, info);
+  return code_segment<Cut<kUnitBytes, 0>>(segment, room, table, slot, info);
 }
 
 // Bytes of a body up to its raw region. All threads of a block call it together; thread t gets the bytes of the tables
@@ -222,14 +299,13 @@ template <u32 kUnitBytes>
 __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,
                               const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes,
                               u64* directory, u32* stream_bytes, u32* block_streams) {
-  __shared__ Tables tables;
-  __shared__ u32 room[kWarps];
+  __shared__ Room room;
   u32 unused, unused_too;
-  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room, unused, unused_too);
+  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room.sums, unused, unused_too);
   if (start + raw_offsets[chunk.num_segments] >= chunk.raw_bytes) return;   // the chunk does not shrink
   const u32 table = chunk.table(), lane = lane_of_thread(), s = chunk.segment();
   for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads)
-    tables.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
+    room.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
   __syncthreads();
   u64 entry = 0;
   if (s < chunk.num_segments) {
@@ -246,25 +322,25 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
       if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
       entry = 8 | kConstant << 20;
     } else if (kind == kCoded) {
-      entry = code_by_flags<kUnitBytes>(segment, tables, table, slot, info);
+      entry = code_by_flags<kUnitBytes>(segment, room, table, slot, info);
     }
   }
   const u32 num_bytes = (u32)entry & 0xFFFFF;
   if (lane == 0) {
     if (s < chunk.num_segments) directory[s] = entry, stream_bytes[s] = num_bytes;
-    room[threadIdx.x / kLanes] = round_up_16(num_bytes);
+    room.sums[threadIdx.x / kLanes] = round_up_16(num_bytes);
   }
   __syncthreads();
   if (threadIdx.x == 0) {
     u32 sum = 0;
-    for (u32 w = 0; w < kWarps; ++w) sum += room[w];
+    for (u32 w = 0; w < kWarps; ++w) sum += room.sums[w];
     block_streams[blockIdx.x] = sum;
   }
 }
 
-// Three thread blocks a multiprocessor where the registers suffice.
+// As many thread blocks a multiprocessor as the registers suffice for.
 #define DEFINE_ENCODER(SIZE)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 2 || SIZE == 4 ? 3 : 2) code_segments_##SIZE(   \
+  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 2 ? 4 : SIZE == 4 ? 3 : 2) code_segments_##SIZE(   \
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
       u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
       const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \

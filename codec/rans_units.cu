@@ -131,12 +131,6 @@ template <u32 kBits> __device__ __forceinline__ u64 load_bits(const u8* mine) {
   }
 }
 
-// Raw fields with a sign of BF16 and F16, one byte each, and the upper byte of those of F32.
-__device__ __forceinline__ u32 pack_four(u32 a, u32 b, u32 c, u32 d, u32 byte) {
-  return __byte_perm(__byte_perm(a, b, byte | (4 + byte) << 4), __byte_perm(c, d, byte | (4 + byte) << 4), 0x5410);
-}
-__device__ __forceinline__ u32 sign_down(u32 w, u32 place) { return w ^ ((w ^ w >> 8) & place); }
-
 // What a lane has of the plane of `kWidth` bits from bit kLowest of the raw fields on.
 template <class C, u32 kWidth, u32 kLowest>
 __device__ __forceinline__ u64 pack_plane(const typename C::Value (&value)[C::kUnits]) {
