@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CorruptionError
-from .rans_units import CARRIED_BYTES, NUM_LANES, PLANE_WIDTHS, TILE_BYTES, FieldCut, UnitShape, field_cut
+from .rans_units import CARRIED_BYTES, NUM_LANES, TILE_BYTES, FieldCut, UnitShape, field_cut
 
 STATES_BYTES = 4 * NUM_LANES
 TILE_MAP_BYTES = 32
@@ -80,12 +80,11 @@ class Directory:
 
     def raw_bytes(self, shape: UnitShape) -> NDArray[np.int64]:
         """Return the bytes of each raw area: int64[S], multiples of 16."""
-        bits = self.field_bits(shape)
-        total = np.zeros(self.num_segments, dtype=np.int64)
-        for width in PLANE_WIDTHS:
-            plane = plane_bytes(self.num_coded, width, shape)
-            total += np.where(bits & width, (plane + 15) & ~15, 0)
-        return np.where((self.num_coded > 0) & (bits > 0), total - CARRIED_BYTES, 0)
+        if not shape.has_sign:
+            return np.zeros(self.num_segments, dtype=np.int64)
+        # Only the narrowest plane may need padding, and a sum is as far from a multiple of 16 as that one.
+        fields = self.field_bits(shape) * self.num_coded * (shape.units_per_tile // 8)
+        return np.where(self.num_coded > 0, ((fields + 15) & ~15) - CARRIED_BYTES, 0)
 
     def plain_bytes(self, shape: UnitShape) -> NDArray[np.int64]:
         """Return the bytes of each stream if it were plain: int64[S]."""
@@ -157,21 +156,14 @@ def check_directory(directory: Directory, tiles: NDArray[np.int64], num_tables: 
     d = directory
     zero, constant, coded = (d.kind == kind for kind in (SegmentKind.ZERO, SegmentKind.CONSTANT, SegmentKind.CODED))
     flat = zero | constant
-    flags = d.one_sign | d.sign | d.no_high | d.short | d.mapped
     plain_bytes = d.plain_bytes(shape)
     least = TILE_MAP_BYTES * d.mapped + STATES_BYTES
-    good = np.select(
-        [zero, constant, coded],
-        [
-            d.stream_bytes == 0,
-            d.stream_bytes == CONSTANT_BYTES,
-            (least <= d.stream_bytes) & (d.stream_bytes < plain_bytes) & (d.stream_bytes & 1 == 0),
-        ],
-        d.stream_bytes == plain_bytes,
-    )
-    good &= np.where(flat, (flags == 0) & (d.num_coded == 0), True)
-    good &= np.where(flat, True, np.where(d.mapped, (d.num_coded >= 1) & (d.num_coded < tiles), d.num_coded == tiles))
-    good &= np.where(coded, d.table < num_tables, (d.table == 0) & (d.wide == 0))
+    fits = (least <= d.stream_bytes) & (d.stream_bytes < plain_bytes) & (d.stream_bytes & 1 == 0)
+    good = np.where(coded, fits, d.stream_bytes == np.where(flat, CONSTANT_BYTES * constant, plain_bytes))
+    flags = d.one_sign | d.sign | d.no_high | d.short | d.mapped
+    some = np.where(d.mapped, (d.num_coded >= 1) & (d.num_coded < tiles), d.num_coded == tiles)
+    good &= np.where(flat, flags | d.num_coded == 0, some)
+    good &= np.where(coded, d.table < num_tables, d.table | d.wide == 0)
     good &= d.sign <= d.one_sign
     if not shape.has_sign:
         good &= d.one_sign == 0
