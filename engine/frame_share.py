@@ -22,8 +22,8 @@ from pathlib import Path
 from tidegate.storage.workers import WorkerPool
 
 from .council import Council
-from .frames import FrameSource
 from .json_fields import as_dict, as_int, as_list, as_str
+from .open_objects import FrameSource
 from .types import JSON
 
 Frame = tuple[str, int, int]

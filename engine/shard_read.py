@@ -14,8 +14,8 @@ from tidegate.storage.base import Store
 from .boxes import Box, Boxes, BoxRequest
 from .errors import CorruptCheckpointError, LoadError
 from .frame_share import FrameShare
-from .frames import FrameSource
 from .load_plan import ReadItem
+from .open_objects import FrameSource
 from .parts import Part, tensors_in
 from .places import Places
 from .rank_object import RankObject, open_rank_object
