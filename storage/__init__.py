@@ -1,6 +1,6 @@
 """Named objects at rest: written once, read by ranges, visible only when durable."""
 
-from .base import ALIGNMENT_BYTES, DeviceBytes, DeviceStore, DeviceWriter, ObjectStat, ObjectWriter, Store
+from .base import ALIGNMENT_BYTES, DeviceBytes, DeviceStore, DeviceWriter, ObjectStat, ObjectWriter, PreparedStore, Store
 from .errors import (
     InvalidKeyError,
     ObjectExistsError,
@@ -14,6 +14,8 @@ from .errors import (
 from .local import LocalStore
 from .memory import MemoryStore
 from .open import open_store
+from .s3 import S3Store
+from .s3_options import S3Options
 from .sink import SinkStore
 
 __all__ = [
@@ -28,6 +30,9 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStat",
     "ObjectWriter",
+    "PreparedStore",
+    "S3Options",
+    "S3Store",
     "SinkStore",
     "StorageError",
     "Store",

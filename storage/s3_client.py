@@ -1,0 +1,95 @@
+"""Make the boto3 client of a store, and the arguments that its options stand for."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from .errors import StorageError
+from .s3_options import S3Options
+
+Answer = dict[str, Any]
+
+
+class Client(Protocol):
+    """What we use of boto3's client. Every call blocks; all may be made by several threads at once."""
+
+    def put_object(self, **arguments: object) -> Answer: ...
+    def get_object(self, **arguments: object) -> Answer: ...
+    def head_object(self, **arguments: object) -> Answer: ...
+    def delete_object(self, **arguments: object) -> Answer: ...
+    def list_objects_v2(self, **arguments: object) -> Answer: ...
+    def create_multipart_upload(self, **arguments: object) -> Answer: ...
+    def upload_part(self, **arguments: object) -> Answer: ...
+    def complete_multipart_upload(self, **arguments: object) -> Answer: ...
+    def abort_multipart_upload(self, **arguments: object) -> Answer: ...
+    def list_multipart_uploads(self, **arguments: object) -> Answer: ...
+    def list_parts(self, **arguments: object) -> Answer: ...
+    def close(self) -> None: ...
+
+
+def check_boto3() -> None:
+    """Raise StorageError unless boto3 is installed. Blocks for its import, about 0.3 s, the first time."""
+    try:
+        import boto3  # noqa: F401
+    except ImportError as exc:
+        raise StorageError(
+            "stores on S3 need boto3, which is not installed: pip install 'tidegate[s3]'", retryable=False
+        ) from exc
+
+
+def make_client(options: S3Options) -> Client:
+    """Make a client. Blocks for the look-up of credentials.
+
+    botocore makes one attempt a call: ours go on until a deadline, and have to know whether an earlier one may have
+    taken effect (`s3_calls`). Its checksums are off: ours are computed without a copy (`s3_checksum`).
+
+    Raises:
+        StorageError: boto3 is missing.
+        botocore.exceptions.BotoCoreError: The profile, the endpoint or another setting is wrong.
+    """
+    check_boto3()
+    import boto3
+    from botocore.config import Config
+
+    addressing = options.addressing
+    if addressing == "auto":
+        addressing = "path" if options.endpoint_url else "virtual"
+    session = boto3.session.Session(profile_name=options.profile)
+    client: Client = session.client(
+        "s3",
+        endpoint_url=options.endpoint_url,
+        region_name=options.region or session.region_name or "us-east-1",
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": addressing},
+            connect_timeout=min(10.0, options.timeout_s),
+            read_timeout=options.timeout_s,
+            max_pool_connections=options.concurrency + 8,  # those of reads and of small calls
+            retries={"mode": "standard", "total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            user_agent_extra="tidegate",
+        ),
+    )
+    return client
+
+
+def request_arguments(options: S3Options) -> dict[str, object]:
+    """Arguments of every call."""
+    return {"RequestPayer": "requester"} if options.requester_pays else {}
+
+
+def object_arguments(options: S3Options) -> dict[str, object]:
+    """Arguments of the calls that begin an object: put_object and create_multipart_upload."""
+    arguments = request_arguments(options)
+    if options.encryption is not None:
+        arguments["ServerSideEncryption"] = options.encryption
+    if options.encryption == "aws:kms":
+        arguments["BucketKeyEnabled"] = options.bucket_key
+        if options.kms_key_id is not None:
+            arguments["SSEKMSKeyId"] = options.kms_key_id
+    if options.storage_class is not None:
+        arguments["StorageClass"] = options.storage_class
+    if options.tagging is not None:
+        arguments["Tagging"] = options.tagging
+    return arguments

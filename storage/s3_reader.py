@@ -1,0 +1,193 @@
+"""Read objects of S3 by ranges, straight into memory, and notice when they change."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import re
+import threading
+from collections import OrderedDict
+from concurrent.futures import wait
+from typing import Any
+
+from .base import ObjectStat
+from .errors import ObjectExistsError, StorageError, StoreIOError
+from .s3_calls import Attempt, Calls
+from .s3_client import Answer
+from .s3_errors import server_time
+from .workers import WorkerPool
+
+RANGE_BYTES = 16 << 20
+_STEP_BYTES = 256 << 10
+_MAX_REMEMBERED = 10_000
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class S3Reader:
+    """Reads the objects of a store. Safe for threads.
+
+    An object that is read by several ranges must not change between them. So the ETag that `stat`, or else the first
+    range, has found is remembered, and every later range has to be of the same.
+
+    Args:
+        calls: How the server is called.
+        pool: Who reads the ranges of one long read.
+    """
+
+    def __init__(self, calls: Calls, pool: WorkerPool) -> None:
+        self._calls = calls
+        self._pool = pool
+        self._etags: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def forget(self, key: str) -> None:
+        """Let the object be another from now on: we have written or deleted it."""
+        with self._lock:
+            self._etags.pop(key, None)
+
+    def head(self, key: str) -> Answer:
+        """Ask for what is known of an object. Raises ObjectNotFoundError. Blocks."""
+        return self._calls.run(lambda at: at.client.head_object(**self._calls.at(key)), action="look up", key=key)
+
+    def stat(self, key: str) -> ObjectStat:
+        """Tell an object's length and age, and hold what is read from now on to its ETag. Blocks."""
+        answer = self.head(key)
+        self.forget(key)
+        self._hold_to(key, str(answer.get("ETag", "")))
+        return ObjectStat(key, int(answer["ContentLength"]), age_s(answer, answer["LastModified"]))
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from `offset` on; see `Store.read_into`. Long reads go by several ranges at once."""
+        end = offset + out.nbytes
+        if out.nbytes == 0 or offset < 0 or end >= 1 << 63:
+            num_bytes = int(self.head(key)["ContentLength"])
+            if not 0 <= offset <= end <= num_bytes:
+                raise self._too_short(key, offset, end, num_bytes)
+            return
+        with out.cast("B") as view:
+            if view.nbytes <= RANGE_BYTES:
+                self._read_range(key, offset, view)
+            else:
+                self._read_ranges(key, offset, view)
+
+    def read_all(self, key: str, limit_bytes: int) -> tuple[bytes | None, str]:
+        """Return a small object, or None if it is longer than `limit_bytes`, and its ETag. Blocks."""
+
+        def call(attempt: Attempt) -> tuple[bytes | None, str]:
+            answer = attempt.client.get_object(**self._calls.at(key))
+            num_bytes, etag = int(answer["ContentLength"]), str(answer.get("ETag", ""))
+            with contextlib.closing(answer["Body"]) as body:
+                if num_bytes > limit_bytes:
+                    return None, etag
+                text = bytes(body.read(num_bytes + 1))
+            if len(text) != num_bytes:
+                raise self._cut_off(key, len(text), num_bytes)
+            return text, etag
+
+        return self._calls.run(call, action="read", key=key)
+
+    def _read_ranges(self, key: str, offset: int, view: memoryview) -> None:
+        num_ranges = -(-view.nbytes // RANGE_BYTES)
+        size = -(-view.nbytes // num_ranges)
+        pieces = [(start, view[start : start + size]) for start in range(0, view.nbytes, size)]
+        try:
+            done = [self._pool.submit(self._read_range, key, offset + start, piece) for start, piece in pieces]
+        except RuntimeError as exc:
+            raise StorageError(f"cannot read {self._calls.url}/{key}: its store was closed", key=key) from exc
+        wait(done)
+        for _, piece in pieces:
+            piece.release()
+        for each in done:
+            each.result()
+
+    def _read_range(self, key: str, offset: int, out: memoryview) -> None:
+        num_done = 0
+
+        def call(attempt: Attempt) -> None:
+            nonlocal num_done
+            num_done += self._read_once(attempt, key, offset + num_done, out, num_done)
+            if num_done < out.nbytes:
+                raise self._cut_off(key, num_done, out.nbytes)
+
+        try:
+            self._calls.run(call, action="read", key=key)
+        except ObjectExistsError as exc:  # 412: it has another ETag now
+            self.forget(key)
+            raise self._changed(key) from exc
+
+    def _read_once(self, attempt: Attempt, key: str, offset: int, out: memoryview, start: int) -> int:
+        """Read what is left of a range, until it is there or the body ends. Returns how many bytes came."""
+        end = offset + out.nbytes - start
+        with self._lock:
+            held = {"IfMatch": self._etags[key]} if key in self._etags else {}
+        answer = attempt.client.get_object(**self._calls.at(key), Range=f"bytes={offset}-{end - 1}", **held)
+        num_read = 0
+        with contextlib.closing(answer["Body"]) as body:
+            self._check_answer(answer, key, offset, end)
+            while start + num_read < out.nbytes:
+                attempt.check()
+                with out[start + num_read : start + num_read + _STEP_BYTES] as piece:
+                    count = _read_some(body, piece)
+                if count == 0:
+                    break
+                num_read += count
+        return num_read
+
+    def _check_answer(self, answer: Answer, key: str, offset: int, end: int) -> None:
+        match = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
+        total = int(match[3]) if match else int(answer["ContentLength"])
+        if total < end:
+            raise self._too_short(key, offset, end, total)
+        first, last = (int(match[1]), int(match[2])) if match else (0, total - 1)
+        if (first, last) != (offset, end - 1):
+            raise StoreIOError(
+                f"asked for bytes {offset} to {end} of {self._calls.url}/{key}, the server sends {first} to {last + 1}",
+                key=key,
+            )
+        self._hold_to(key, str(answer.get("ETag", "")))
+
+    def _hold_to(self, key: str, etag: str) -> None:
+        with self._lock:
+            held = self._etags.setdefault(key, etag) if etag else etag
+            if len(self._etags) > _MAX_REMEMBERED:
+                self._etags.popitem(last=False)
+        if held != etag:
+            self.forget(key)
+            raise self._changed(key)
+
+    def _changed(self, key: str) -> StoreIOError:
+        return StoreIOError(
+            f"{self._calls.url}/{key} was replaced while it was being read (its ETag changed); load again", key=key
+        )
+
+    def _too_short(self, key: str, offset: int, end: int, num_bytes: int) -> StoreIOError:
+        return StoreIOError(
+            f"cannot read bytes {offset} to {end} of {self._calls.url}/{key}: it has {num_bytes}; it was cut short, or "
+            "is not what was written",
+            key=key,
+        )
+
+    def _cut_off(self, key: str, num_read: int, num_bytes: int) -> StoreIOError:
+        return StoreIOError(
+            f"the connection ended after {num_read} of {num_bytes} bytes of {self._calls.url}/{key}; try again",
+            key=key,
+            errno=errno.EIO,
+            retryable=True,
+        )
+
+
+def _read_some(body: Any, piece: memoryview) -> int:
+    """Read up to a whole piece; 0 where the body ends, early or not."""
+    from botocore.exceptions import IncompleteReadError, ResponseStreamingError
+
+    try:
+        return int(body.readinto(piece))
+    except (IncompleteReadError, ResponseStreamingError):
+        return 0
+
+
+def age_s(answer: Answer, since: datetime.datetime) -> float:
+    """Seconds from `since` to an answer's Date, which is the same server's clock; never negative."""
+    now = server_time(answer) or datetime.datetime.now(datetime.UTC)
+    return max(0.0, (now - since).total_seconds())
