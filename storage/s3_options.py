@@ -92,7 +92,7 @@ class S3Options:
     def target_bytes(self, part: int) -> int:
         """How long a part should be. It doubles with every tenth of `max_parts`.
 
-        So 10,000 parts of at least half of it hold 7.8 TiB.
+        So 10,000 parts of at least half of it hold 4.3 TiB, and 1,000 hold 449 GiB.
 
         Args:
             part: Its number, counted from 0.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import secrets
 import threading
 import weakref
@@ -331,3 +333,13 @@ class S3Writer:
 
 
 unfinished: weakref.WeakSet[S3Writer] = weakref.WeakSet()
+
+
+def _abort_unfinished() -> None:
+    for writer in list(unfinished):
+        writer.abort()
+
+
+# This module is imported before those that end saves at exit, so this runs after them.
+atexit.register(_abort_unfinished)
+os.register_at_fork(after_in_child=unfinished.clear)  # the threads, and the uploads, are the parent's

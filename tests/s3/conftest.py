@@ -26,7 +26,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
 
 
 @pytest.fixture
-def prefix() -> str:
+def run_prefix() -> str:
     return f"run-{uuid.uuid4().hex[:12]}"
 
 

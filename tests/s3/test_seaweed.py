@@ -7,9 +7,9 @@ import pytest
 from tests.kit.seaweed import ADMIN, READER, Identity, Seaweed
 
 
-def test_conditional_puts_are_honoured(seaweed: Seaweed, prefix: str) -> None:
+def test_conditional_puts_are_honoured(seaweed: Seaweed, run_prefix: str) -> None:
     client = seaweed.client()
-    put = {"Bucket": seaweed.bucket, "Key": f"{prefix}/a", "Body": b"x"}
+    put = {"Bucket": seaweed.bucket, "Key": f"{run_prefix}/a", "Body": b"x"}
     etag = client.put_object(**put, IfNoneMatch="*")["ETag"]
     for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"0123456789abcdef0123456789abcdef"'}):
         with pytest.raises(client.exceptions.ClientError) as caught:
@@ -27,16 +27,16 @@ def test_conditional_puts_are_honoured(seaweed: Seaweed, prefix: str) -> None:
         (READER, "AccessDenied"),
     ],
 )
-def test_signatures_and_rights_are_checked(seaweed: Seaweed, prefix: str, identity: Identity, code: str) -> None:
+def test_signatures_and_rights_are_checked(seaweed: Seaweed, run_prefix: str, identity: Identity, code: str) -> None:
     client = seaweed.client(identity)
     with pytest.raises(client.exceptions.ClientError) as caught:
-        client.put_object(Bucket=seaweed.bucket, Key=f"{prefix}/a", Body=b"x")
+        client.put_object(Bucket=seaweed.bucket, Key=f"{run_prefix}/a", Body=b"x")
     assert caught.value.response["Error"]["Code"] == code
     client.close()
 
 
-def test_checksums_are_checked(seaweed: Seaweed, prefix: str) -> None:
+def test_checksums_are_checked(seaweed: Seaweed, run_prefix: str) -> None:
     client = seaweed.client()
     with pytest.raises(client.exceptions.ClientError):
-        client.put_object(Bucket=seaweed.bucket, Key=f"{prefix}/a", Body=b"x", ChecksumCRC32="AAAAAA==")
+        client.put_object(Bucket=seaweed.bucket, Key=f"{run_prefix}/a", Body=b"x", ChecksumCRC32="AAAAAA==")
     client.close()
