@@ -69,6 +69,7 @@ class S3Writer:
         self._replace = replace
         self._sealed = sealed
         self._url = f"{calls.url}/{key}"
+        self._abort_s = min(_ABORT_S, calls.options.deadline_s)
         self._token = secrets.token_hex(16)  # tells our object from another's when an answer was lost
         self._gatherer = Gatherer(calls.options)
         self._parts: dict[int, dict[str, object]] = {}  # what completes the upload
@@ -227,8 +228,8 @@ class S3Writer:
         part.release(error)
         with self._changed:
             del self._in_flight[part.number]
-            if error is not None and self._error is None:
-                self._error = error
+            if error is not None:
+                self._fail(error)
             if self._error is not None:
                 self._gatherer.rest().release(self._error)
             elif self._is_open:
@@ -265,7 +266,7 @@ class S3Writer:
         self._upload_id = None
         if self._may_have_strays and not self._replace:
             with contextlib.suppress(StorageError):
-                self._uploads.abort_of(self._key, deadline_s=_ABORT_S)
+                self._uploads.abort_of(self._key, deadline_s=self._abort_s)
 
     def _condition(self) -> dict[str, object]:
         if self._replace:
@@ -300,20 +301,20 @@ class S3Writer:
         def call(attempt: Attempt) -> dict[str, object]:
             return attempt.client.head_object(**self._calls.at(self._key))
 
-        return self._calls.run(call, action="look up", key=self._key, deadline_s=_ABORT_S)
+        return self._calls.run(call, action="look up", key=self._key, deadline_s=self._abort_s)
 
     def _drop(self) -> None:
         """Remove what is at the server."""
         if self._upload_id is not None:
-            self._uploads.abort(Upload(self._key, self._upload_id, 0.0), deadline_s=_ABORT_S)
+            self._uploads.abort(Upload(self._key, self._upload_id, 0.0), deadline_s=self._abort_s)
         if self._may_have_strays and not self._replace:
-            self._uploads.abort_of(self._key, deadline_s=_ABORT_S)
+            self._uploads.abort_of(self._key, deadline_s=self._abort_s)
         if self._may_be_there and not self._replace:
             with contextlib.suppress(ObjectNotFoundError):
                 if self._is_ours():
                     self._calls.run(
                         lambda at: at.client.delete_object(**self._calls.at(self._key)),
-                        action="delete", key=self._key, deadline_s=_ABORT_S,
+                        action="delete", key=self._key, deadline_s=self._abort_s,
                     )  # fmt: skip
 
     def _has_room(self) -> bool:
@@ -324,6 +325,7 @@ class S3Writer:
         with self._changed:
             if self._error is None:
                 self._error = error
+            self._stop.set()  # what is still tried would be of no use
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -132,15 +132,26 @@ def test_an_upload_replaces_only_when_asked(opened: Opener) -> None:
 
 
 def test_more_parts_than_the_server_takes_are_never_sent(opened: Opener) -> None:
-    store = opened(max_parts=2)
+    store = opened(part_bytes=40, least_part_bytes=40, max_parts=2)
     writer = store.create("a")
-    for _ in range(2):
-        writer.append(memoryview(bytes(PART_BYTES)))
-    with pytest.raises(StoreFullError, match="part_bytes"):
+    with pytest.raises(StoreFullError, match="more than 2 parts; raise part_bytes"):
         for _ in range(100):
-            writer.append(memoryview(bytes(PART_BYTES))).result(TIMEOUT_S)
+            writer.append(memoryview(bytes(2000))).result(TIMEOUT_S)
+    with pytest.raises(StoreFullError):
+        writer.seal()
     writer.abort()
     assert list(store.list()) == []
+
+
+def test_a_small_limit_of_parts_makes_them_longer(opened: Opener, aws_environment: Seaweed, run_prefix: str) -> None:
+    store = opened(max_parts=4)
+    pieces = [random.randbytes(PART_BYTES) for _ in range(12)]
+    put(store, "a", *pieces)
+    assert content(store, "a") == b"".join(pieces)
+    client = aws_environment.client()
+    etag = client.head_object(Bucket="bucket", Key=f"{run_prefix}/a")["ETag"]
+    assert 2 <= int(etag.strip('"').rpartition("-")[2]) <= 4
+    client.close()
 
 
 @pytest.mark.parametrize("max_parts", [10_000, 1_000])
