@@ -1,6 +1,15 @@
 """Named objects at rest: written once, read by ranges, visible only when durable."""
 
-from .base import ALIGNMENT_BYTES, DeviceBytes, DeviceStore, DeviceWriter, ObjectStat, ObjectWriter, PreparedStore, Store
+from .base import (
+    ALIGNMENT_BYTES,
+    DeviceBytes,
+    DeviceStore,
+    DeviceWriter,
+    ObjectStat,
+    ObjectWriter,
+    PreparedStore,
+    Store,
+)
 from .errors import (
     InvalidKeyError,
     ObjectExistsError,

@@ -23,8 +23,8 @@ def open_store(root: str | os.PathLike[str], *, io: IOMode = "auto") -> Store:
     """Open the store at `root`.
 
     Args:
-        root: A folder, or `file:///absolute/folder` (percent-encoded), or `s3://bucket/prefix` (its options: `parse_s3_url`),
-            or `memory://name`: one store of that name in this process. A PathLike is always a folder.
+        root: A folder, or `file:///absolute/folder` (percent-encoded), or `s3://bucket/prefix` (for options in it see
+            `parse_s3_url`), or `memory://name`: one store of that name in this process. A PathLike is always a folder.
         io: For folders; see `LocalStore`.
 
     Raises:
@@ -44,8 +44,8 @@ def open_store(root: str | os.PathLike[str], *, io: IOMode = "auto") -> Store:
             return S3Store.from_url(text)
         case other:
             raise StorageError(
-                f'cannot open {text}: "{other}" is no scheme of a store; give a folder, file:///folder, s3://bucket/prefix '
-                "or memory://name"
+                f'cannot open {text}: "{other}" is no scheme of a store; give a folder, file:///folder, '
+                "s3://bucket/prefix or memory://name"
             )
 
 

@@ -114,10 +114,7 @@ class S3Store:
         Where the server does not honour conditional writes, another that puts between our look and our put is overrun.
         """
         check_new_key(key)
-        if expected is None:
-            condition = self._absent(key)
-        else:
-            condition = self._unchanged(key, expected)
+        condition = self._absent(key) if expected is None else self._unchanged(key, expected)
         if not self._conditions.are_honoured():
             condition = {}
         arguments = {**self._calls.at(key), **object_arguments(self._options), **condition, "Body": data}

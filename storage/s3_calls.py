@@ -97,8 +97,8 @@ class Calls:
             action: What it does, to follow "cannot": "read", "write", …
             key: The object concerned.
             deadline_s: How long all attempts may take; None: the option.
-            recover: Asked when an attempt that was not the first fails for good: returns what the call would have, if an
-                earlier attempt took effect.
+            recover: Asked when an attempt that was not the first fails for good: returns what the call would have
+                returned, if an earlier attempt took effect.
             stop: Ends the pauses and further attempts.
 
         Raises:

@@ -14,8 +14,8 @@ from .s3_errors import error_code
 
 _WRONG_ETAG = '"00000000000000000000000000000000"'
 _NOTE = (
-    "{url}: the server does not honour conditional writes (If-None-Match, If-Match), so nothing keeps two processes from "
-    "committing the same step at the same moment; let one process save there"
+    "{url}: the server does not honour conditional writes (If-None-Match, If-Match), so nothing keeps two processes "
+    "from committing the same step at the same moment; let one process save there"
 )
 
 

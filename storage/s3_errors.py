@@ -46,17 +46,24 @@ _BY_CODE: dict[str, _Kind] = {
     **dict.fromkeys(("RequestTimeTooSkewed", "RequestExpired"), _CLOCK),
     **dict.fromkeys(("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"), _CHANGED),
     **dict.fromkeys(("InvalidDigest", "InvalidChecksum", "IncompleteBody"), _CHANGED),
-    **dict.fromkeys(("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"), _AGAIN),
+    **dict.fromkeys(
+        ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"), _AGAIN
+    ),
     **dict.fromkeys(("TooManyRequests", "BandwidthLimitExceeded", "ServiceUnavailable", "InternalError"), _AGAIN),
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "InsufficientCapacity"), _FULL),
-    "EntityTooLarge": (StoreFullError, errno.EFBIG, False, "this is over the server's limit: see part_bytes, max_parts"),
+    "EntityTooLarge": (
+        StoreFullError,
+        errno.EFBIG,
+        False,
+        "this is over the server's limit: see part_bytes, max_parts",
+    ),
     "InvalidRange": (StoreIOError, None, False, "it is shorter: it was cut short, or is not what was written"),
     **dict.fromkeys(("PermanentRedirect", "AuthorizationHeaderMalformed", "301"), _REGION),
     **dict.fromkeys(("NotImplemented", "MethodNotAllowed", "501", "405"), _UNSUPPORTED),
 }
 _BY_STATUS: dict[int, _Kind] = {
-    301: _REGION, 403: _DENIED, 404: _NO_OBJECT, 405: _UNSUPPORTED, 408: _AGAIN, 409: _AGAIN, 412: _BY_CODE["PreconditionFailed"],
-    416: _BY_CODE["InvalidRange"], 429: _AGAIN, 501: _UNSUPPORTED, 507: _FULL,
+    301: _REGION, 403: _DENIED, 404: _NO_OBJECT, 405: _UNSUPPORTED, 408: _AGAIN, 409: _AGAIN, 429: _AGAIN,
+    412: _BY_CODE["PreconditionFailed"], 416: _BY_CODE["InvalidRange"], 501: _UNSUPPORTED, 507: _FULL,
 }  # fmt: skip
 
 
@@ -95,7 +102,9 @@ def error_code(exc: BaseException | None) -> str:
 def _of_answer(response: Mapping[str, Any], action: str, url: str, key: str) -> StorageError:
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    fallback = _AGAIN if status >= 500 or status == 200 else (StoreIOError, errno.EIO, False, "see what the server says")
+    fallback = (
+        _AGAIN if status >= 500 or status == 200 else (StoreIOError, errno.EIO, False, "see what the server says")
+    )
     kind = _KMS if code.startswith("KMS.") else _BY_CODE.get(code) or _BY_STATUS.get(status) or fallback
     cls, number, retryable, advice = kind
     if kind is _CLOCK:
@@ -130,7 +139,9 @@ def _kind_of_botocore(exc: Exception) -> _Kind:
         return StoreTimeoutError, errno.ETIMEDOUT, True, "the server does not answer: check it and the network"
     if isinstance(exc, of.SSLError):
         return StoreIOError, errno.EIO, False, "check the server's certificate and AWS_CA_BUNDLE"
-    if isinstance(exc, of.HTTPClientError | of.ConnectionError):
+    if isinstance(exc, of.HTTPClientError | of.ConnectionError | of.IncompleteReadError) and _has_timed_out(exc):
+        return StoreTimeoutError, errno.ETIMEDOUT, True, "the server takes no more bytes: check it and the network"
+    if isinstance(exc, of.HTTPClientError | of.ConnectionError | of.IncompleteReadError):
         return StoreIOError, errno.EIO, True, "check endpoint_url, the server and the network"
     if isinstance(exc, of.NoCredentialsError | of.PartialCredentialsError | of.CredentialRetrievalError):
         advice = "give credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
@@ -138,3 +149,13 @@ def _kind_of_botocore(exc: Exception) -> _Kind:
     if isinstance(exc, of.ProfileNotFound):
         return StorePermissionError, errno.EACCES, False, "check profile and AWS_PROFILE"
     return StoreIOError, errno.EINVAL, False, "check the options of this store"
+
+
+def _has_timed_out(exc: BaseException) -> bool:
+    """Whether a timeout of the socket is behind it: urllib3 calls one while sending a closed connection."""
+    seen: BaseException | None = exc
+    while seen is not None:
+        if isinstance(seen, TimeoutError):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

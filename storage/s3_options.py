@@ -29,8 +29,8 @@ class S3Options:
         endpoint_url: The server, unless it is AWS: `http://127.0.0.1:8333`.
         region: Its region; "us-east-1" where nobody says one.
         profile: A profile in the AWS configuration files.
-        addressing: How the bucket is named: in the "path", or as a "virtual" host. "auto" takes the path where there is
-            an endpoint_url.
+        addressing: How the bucket is named: in the "path", or as a "virtual" host. "auto" takes the path where there
+            is an endpoint_url.
         checksum: What the server verifies every part by. "crc64nvme" and "crc32c" need the package `awscrt`; "auto" is
             "crc64nvme" with it and "crc32" without. "none" for servers that refuse these headers.
         encryption: Server-side encryption, "AES256" (SSE-S3) or "aws:kms"; None leaves it to the bucket.

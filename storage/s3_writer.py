@@ -15,7 +15,7 @@ from .errors import ObjectExistsError, ObjectNotFoundError, StorageError, StoreF
 from .s3_body import Body
 from .s3_calls import Attempt, Calls
 from .s3_checksum import Checksummer
-from .s3_client import object_arguments
+from .s3_client import Answer, object_arguments
 from .s3_conditions import Conditions
 from .s3_parts import Claim, Gatherer, Part
 from .s3_uploads import Upload, Uploads
@@ -297,8 +297,8 @@ class S3Writer:
     def _is_ours(self) -> bool:
         return bool(self._head().get("Metadata", {}).get(_TOKEN) == self._token)
 
-    def _head(self) -> dict[str, object]:
-        def call(attempt: Attempt) -> dict[str, object]:
+    def _head(self) -> Answer:
+        def call(attempt: Attempt) -> Answer:
             return attempt.client.head_object(**self._calls.at(self._key))
 
         return self._calls.run(call, action="look up", key=self._key, deadline_s=self._abort_s)

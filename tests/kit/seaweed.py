@@ -141,8 +141,15 @@ class Seaweed:
         ports = [f"-{name}={port}" for name, port in zip(_PORTS, self._ports, strict=True)]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [find_weed() or "weed", "-logtostderr=true", "mini", f"-dir={self.folder / 'data'}", f"-s3.config={config}"]
-                + [*ports, *_FLAGS],
+                [
+                    find_weed() or "weed",
+                    "-logtostderr=true",
+                    "mini",
+                    f"-dir={self.folder / 'data'}",
+                    f"-s3.config={config}",
+                    *ports,
+                    *_FLAGS,
+                ],
                 cwd=self.folder,
                 env=_clean_environment(self.folder),
                 stdin=subprocess.DEVNULL,

@@ -102,9 +102,7 @@ def test_gc_removes_uploads_and_uncommitted_objects(root: str, capsys: pytest.Ca
     store.close()
 
 
-def test_a_reader_can_load_and_not_save(
-    root: str, aws_environment: Seaweed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_can_load_and_not_save(root: str, aws_environment: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
     with tidegate.CheckpointEngine(root, **SMALL) as engine:
         engine.save_async(filled(1), step=1).result()
     before = keys(root)

@@ -35,7 +35,11 @@ def test_the_url_of_an_object_is_split_before_its_options() -> None:
 
 
 def test_the_environment_fills_in_what_is_left_open() -> None:
-    environment = {"AWS_ENDPOINT_URL": "http://a", "AWS_REGION": "r", "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
+    environment = {
+        "AWS_ENDPOINT_URL": "http://a",
+        "AWS_REGION": "r",
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+    }
     assert with_environment(S3Options(), environment) == S3Options(endpoint_url="http://a", region="r", checksum="none")
     mine = S3Options(endpoint_url="http://b", region="q", checksum="crc32")
     assert with_environment(mine, environment) == mine
