@@ -72,8 +72,8 @@ class S3Options:
             _check_choice(field.name, getattr(self, field.name), _hint(field.name))
         if not 0 < self.least_part_bytes <= self.part_bytes <= MAX_PART_BYTES // 2:
             raise ValueError(
-                f"part_bytes is {self.part_bytes}; give at least least_part_bytes, {self.least_part_bytes}, and at most "
-                f"{MAX_PART_BYTES // 2}"
+                f"part_bytes is {self.part_bytes}; give at least least_part_bytes, {self.least_part_bytes}, and at "
+                f"most {MAX_PART_BYTES // 2}"
             )
         for name, low, high in (("max_parts", 1, MAX_PARTS), ("concurrency", 1, 64)):
             if not low <= getattr(self, name) <= high:

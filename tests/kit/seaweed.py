@@ -118,6 +118,23 @@ class Seaweed:
         finally:
             os.kill(self.pid, signal.SIGCONT)
 
+    @contextlib.contextmanager
+    def frozen_after(self, pause_s: float) -> Iterator[None]:
+        """Wait, then freeze it for the body."""
+        time.sleep(pause_s)
+        with self.frozen():
+            yield
+
+    @contextlib.contextmanager
+    def dead_after(self, pause_s: float) -> Iterator[None]:
+        """Wait, then kill it; it is started again after the body."""
+        time.sleep(pause_s)
+        self.kill()
+        try:
+            yield
+        finally:
+            self.start()
+
     def kill(self) -> None:
         """End it as a crash does."""
         if self._process is not None:
