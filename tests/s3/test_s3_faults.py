@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 
 import tidegate
 from tests.kit.bits import assert_same_bits
+from tests.kit.children import REPOSITORY
 from tests.kit.s3_faults import Faults
 from tests.kit.seaweed import ADMIN, Identity, Seaweed
 from tests.kit.states import filled, random_state
+from tests.kit.store_checks import leftovers
 from tests.kit.wrapping import content, put
 from tidegate.storage import (
     ObjectExistsError,
@@ -217,6 +220,34 @@ def test_nobody_there_is_told_soon(aws_environment: Seaweed) -> None:
         store.stat("a")
     assert caught.value.retryable
     store.close()
+
+
+ACTION_OF = {
+    **dict.fromkeys(("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), "s3:PutObject"),
+    **dict.fromkeys(("GetObject", "HeadObject"), "s3:GetObject"),
+    "DeleteObject": "s3:DeleteObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListParts": "s3:ListMultipartUploadParts",
+}
+
+
+def test_the_policy_in_the_readme_is_what_is_used(rig: Rig) -> None:
+    """Saves, retention, loads, a failed save and a look at leftovers make no other calls, and all of these."""
+    with tidegate.CheckpointEngine(rig.store, codec="raw", chunk_bytes=6 << 20, keep_last=1) as engine:
+        for step in (1, 2):
+            engine.save_async(random_state(20 << 20), step=step).result()
+        engine.load()
+    writer = rig.store.create("a")
+    writer.append(memoryview(bytes(PART_BYTES))).result(60)
+    (leftover,) = leftovers(rig.store)
+    writer.abort()
+    rig.store.delete(leftover)
+    text = (REPOSITORY / "README.md").read_text()
+    policy = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
+    assert {ACTION_OF[operation] for operation in rig.faults.num_calls} == allowed
 
 
 def test_parts_travel_side_by_side(rig: Rig) -> None:
