@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from .errors import StorageError, StorePermissionError, StoreTimeoutError
 from .s3_client import Client, make_client, request_arguments
-from .s3_errors import s3_error
+from .s3_errors import error_code, s3_error
 from .s3_options import S3Options, s3_url
 
 _T = TypeVar("_T")
@@ -128,6 +128,7 @@ class Calls:
             except Exception as exc:  # noqa: BLE001 - all that boto3 and urllib3 raise; told as ours below
                 error = s3_error(exc, action=action, url=f"{self.url}/{key}", key=key)
                 error.__cause__ = exc
+                self._has_answered = self._has_answered or bool(error_code(exc))  # a refusal is an answer, too
             number += 1
             pause_s = self._pause_s(number)
             is_late = self._clock() - start_s + pause_s >= limit_s
