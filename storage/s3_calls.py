@@ -104,6 +104,7 @@ class Calls:
         Raises:
             StorageError: The last attempt's error.
         """
+        client = self._made_client(action, key)
         limit_s = self.options.deadline_s if deadline_s is None else deadline_s
         if not self._has_answered:
             limit_s = min(limit_s, _FIRST_DEADLINE_S)
@@ -120,7 +121,7 @@ class Calls:
         while True:
             error = None
             try:
-                result = call(Attempt(self._made_client(), number, check))
+                result = call(Attempt(client, number, check))
                 self._has_answered = True
                 return result
             except StorageError as exc:
@@ -142,12 +143,17 @@ class Calls:
             if self._client is not None and self._pid == os.getpid():
                 self._client.close()
 
-    def _made_client(self) -> Client:
+    def _made_client(self, action: str, key: str) -> Client:
         if self._pid != os.getpid():
             raise StorageError(f"{self.url} was opened before a fork; open it anew here")
         with self._lock:
             if self._client is None:
-                self._client = make_client(self.options)
+                try:
+                    self._client = make_client(self.options)
+                except StorageError:
+                    raise
+                except Exception as exc:
+                    raise s3_error(exc, action=action, url=f"{self.url}/{key}", key=key) from exc
             return self._client
 
     def _pause_s(self, number: int) -> float:
