@@ -32,6 +32,7 @@ from tidegate.storage.base import Store
 from tidegate.storage.local import LocalStore
 from tidegate.storage.sink import SinkStore
 
+from .counting import COUNTS_A_LOOK, count_for
 from .plots import beside, grouped_bars
 from .rig import TimeBudget, arguments, print_table, say, write_results
 from .states import State, normal_state, num_bytes_of, tensors_of
@@ -39,7 +40,6 @@ from .states import State, normal_state, num_bytes_of, tensors_of
 BOUND = 0.95
 SINKS = ("no limit", "5 GB/s", "folder")
 """Each with one codec: see `main`."""
-COUNTS_A_LOOK = 5_000
 DEFAULT_SECONDS = 75.0
 TURN_S = (0.4, 1.0)
 TINY_TURN_S = (0.05, 0.1)
@@ -96,16 +96,6 @@ class Saves:
     def close(self) -> None:
         """Finish."""
         self._engine.close()
-
-
-def count_for(seconds: float) -> float:
-    """Count for so long, and return counts a second."""
-    start_s = time.perf_counter()
-    count = 0
-    while time.perf_counter() - start_s < seconds:
-        for _ in range(COUNTS_A_LOOK):
-            count += 1
-    return count / (time.perf_counter() - start_s)
 
 
 def count_beside(saves: Saves, seconds: float) -> tuple[float, float, int]:

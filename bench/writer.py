@@ -25,6 +25,7 @@ from tidegate.storage.device_file import load_kvikio
 from tidegate.storage.errors import StorageError
 from tidegate.storage.local import LocalStore
 
+from .counting import COUNTS_A_LOOK, count_for
 from .plots import bars, beside
 from .rig import TimeBudget, Times, arguments, print_table, say, write_results
 from .write_ways import MIB, Source, Way, all_ways, make_source, plain_loop
@@ -35,7 +36,6 @@ DEFAULT_SECONDS = 90.0
 PLAIN_THREADS = (1, 4, 8, 16)
 PLAIN_PIECES = (4 * MIB, 8 * MIB, 16 * MIB)
 BESIDE = ("LocalStore, 64 MiB appends", "LocalStore, device through host", "LocalStore, device by KvikIO")
-COUNTS_A_LOOK = 5_000
 HEAD = ("writer", "GB/s", "min", "max", "of plain", "beside", "loop")
 
 
@@ -64,16 +64,6 @@ class Series:
 
 def _median_ratio(numbers: list[float], by: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numbers, by, strict=True))
-
-
-def count_for(seconds: float) -> float:
-    """Count for so long, and return counts a second."""
-    start_s = time.perf_counter()
-    count = 0
-    while time.perf_counter() - start_s < seconds:
-        for _ in range(COUNTS_A_LOOK):
-            count += 1
-    return count / (time.perf_counter() - start_s)
 
 
 def count_beside(way: Way) -> tuple[float, float]:

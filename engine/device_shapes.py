@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from tidegate.codec.errors import CodecUnavailableError
+from tidegate.codec.registry import needs_gpu
 
 PORTABLE_CODEC = "zstd"
-HOST_CODECS = ("raw", "zstd", "deflate")
-"""The codecs that encode on the CPU."""
-
+"""What `auto` is where a checkpoint is encoded on the CPU, or stands alone: it decodes on every machine."""
 AUTO_CODECS = ("ans", "zstd", "raw")
 """What `auto` chooses from on a GPU, as far as it works there. The first is for chunks of which nothing is known."""
 
@@ -41,7 +40,7 @@ class DeviceShape:
 
 def host_codec_name(codec: str) -> str:
     """Return the codec for chunks that are encoded on the CPU where the user asked for `codec`."""
-    return codec if codec in HOST_CODECS else PORTABLE_CODEC
+    return PORTABLE_CODEC if codec == "auto" or needs_gpu(codec) else codec
 
 
 def device_codecs_of(

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 from tidegate.storage.open import open_store
+from tidegate.storage.output_file import IOMode
 
 from .commit import MAX_STEP, committed_steps
 from .device_layout import LayoutCache
@@ -27,7 +28,7 @@ from .fence import Fence
 from .future import SaveFuture
 from .job import SaveJob
 from .load import load_latest, load_step
-from .options import IO_MODES, IoMode, OnBusy, Options, Verify
+from .options import OnBusy, Options, Verify
 from .planned import PlanCache
 from .report import SaveReport
 from .resources import Resources
@@ -82,7 +83,7 @@ class CheckpointEngine:
         on_busy: OnBusy = "wait",
         keep_last: int | None = None,
         keep_every: int | None = None,
-        io: IoMode = "auto",
+        io: IOMode = "auto",
     ) -> None:
         self._options = Options(
             codec=codec,
@@ -337,11 +338,11 @@ def _checked_metadata(metadata: Mapping[str, JSON] | None) -> Mapping[str, JSON]
     return copied  # type: ignore[no-any-return]
 
 
-def _open(root: str | os.PathLike[str] | Store, io: IoMode) -> Store:
+def _open(root: str | os.PathLike[str] | Store, io: IOMode) -> Store:
     if not isinstance(root, str | os.PathLike):
         return root
-    if io not in IO_MODES:
-        raise ConfigError(f"io is {io!r}; choose one of {', '.join(IO_MODES)}")
+    if io not in get_args(IOMode):
+        raise ConfigError(f"io is {io!r}; choose one of {', '.join(get_args(IOMode))}")
     try:
         return open_store(root, io=io)
     except StorageError as exc:

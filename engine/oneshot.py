@@ -9,6 +9,7 @@ from tidegate.storage.base import Store
 from tidegate.storage.open import open_store, split_url
 
 from .container import read_index
+from .device_shapes import PORTABLE_CODEC
 from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, CorruptCheckpointError
 from .job import SaveJob
 from .manifest import parse_manifest
@@ -34,7 +35,7 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
         state: Any nesting of dicts, lists, tuples, namedtuples and dataclasses with tensors, NumPy arrays and plain
             values at the leaves.
         path_or_url: A file, such as "model.tg", or a URL, such as "s3://bucket/run/model.tg".
-        codec: "auto", "zstd", "raw", or "ans" (CUDA tensors only).
+        codec: As for `CheckpointEngine`, but "auto" is "zstd": a file that stands alone should open on every machine.
 
     Returns:
         Sizes and times of the save.
@@ -43,7 +44,7 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
         UnsupportedStateError: A leaf cannot be saved; nothing was written.
         SaveError: Nothing was replaced.
     """
-    options = Options(codec=codec)
+    options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec)
     table = describe(state)
     resources = Resources(options)
     try:
@@ -96,12 +97,7 @@ def load(
         CorruptCheckpointError: The file is damaged, or no tidegate file.
         LoadError: It cannot be read, `into` does not fit, or there is no such part.
     """
-    if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
-        path = Path(path_or_url)
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine(…).load()")
-        if not path.exists():
-            raise CheckpointNotFoundError(f"there is no file {path}")
+    _check_is_file(path_or_url)
     try:
         store, key = _open(path_or_url)
         try:
@@ -122,6 +118,15 @@ def load(
         raise
     except Exception as exc:
         raise load_error(exc, f"loading {path_or_url}", stage="open") from exc
+
+
+def _check_is_file(path_or_url: str | os.PathLike[str]) -> None:
+    if isinstance(path_or_url, os.PathLike) or "://" not in path_or_url:
+        path = Path(path_or_url)
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; load its newest checkpoint with CheckpointEngine(…).load()")
+        if not path.exists():
+            raise CheckpointNotFoundError(f"there is no file {path}")
 
 
 def _open(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:

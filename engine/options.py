@@ -15,8 +15,6 @@ from .snapshot import SNAPSHOT_MODES, SnapshotMode
 
 Verify = Literal["checksum", "decode"]
 OnBusy = Literal["wait", "skip", "error"]
-IoMode = Literal["auto", "direct", "buffered", "gds"]
-IO_MODES = ("auto", "direct", "buffered", "gds")
 _CHUNK_STEP_BYTES = 64 << 10
 _NUM_QUEUED_WRITES = 3
 _NUM_STAGED = 2

@@ -9,7 +9,7 @@ import torch
 from tidegate.codec.base import frame_bound_bytes
 from tidegate.codec.errors import CodecUnavailableError as CodecMissing
 from tidegate.codec.extras import install_hint
-from tidegate.codec.registry import codec_named
+from tidegate.codec.registry import codec_named, needs_gpu
 from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
@@ -106,14 +106,19 @@ class Resources:
         budget_bytes = self.options.device_budget_bytes
         if budget_bytes is None or not torch.cuda.is_available():
             return budget_bytes
-        shapes, _ = self._shapes(torch.device("cuda"))
+        shapes, _ = self._shapes(torch.device("cuda"), budget_bytes)
         encoder_bytes = next((shape.num_bytes for shape in shapes), 0)  # none: it will be encoded on the CPU
         return budget_bytes - encoder_bytes
 
-    def _shapes(self, device: torch.device) -> tuple[list[DeviceShape], str]:
-        """The encoders that a device has room for now, largest first, and, where there are none, why."""
+    def _encoder_budget_bytes(self) -> int | None:
+        """What the snapshot has left of the device budget: together they never pass it, whatever is free when."""
+        if self.options.device_budget_bytes is None or self.snapshot.budget_bytes is None:
+            return None
+        return self.options.device_budget_bytes - self.snapshot.budget_bytes
+
+    def _shapes(self, device: torch.device, budget_bytes: int | None) -> tuple[list[DeviceShape], str]:
+        """The encoders that a device and a budget have room for now, largest first; where there are none, why."""
         free_bytes = torch.cuda.mem_get_info(device)[0]
-        budget_bytes = self.options.device_budget_bytes
         room_bytes = max(0, free_bytes - headroom_bytes(device)) if budget_bytes is None else budget_bytes
         room_bytes = min(room_bytes, free_bytes)
         codecs, reason = device_codecs_of(self.options.codec, self.chunk_bytes, device, room_bytes)
@@ -130,7 +135,7 @@ class Resources:
     def _make_device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
         from .side_stream import SideStreamEncoder
 
-        shapes, reason = self._shapes(device)
+        shapes, reason = self._shapes(device, self._encoder_budget_bytes())
         for shape in shapes:
             try:
                 return SideStreamEncoder(
@@ -145,7 +150,7 @@ class Resources:
 
 def _require_encoder(codec: str) -> None:
     """Refuse a codec that can encode neither here nor on the GPU that is here."""
-    if host_codec_name(codec) == codec:
+    if not needs_gpu(codec):
         return
     from tidegate.codec.availability import require_device_codec
 

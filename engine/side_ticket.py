@@ -103,11 +103,13 @@ class SideStreamTicket:
 
     def advance(self) -> None:
         """Queue the frame's copy if it has been encoded."""
-        if self._content is None and self._failure is None and self._ticket.is_done():
-            try:
+        if self._content is not None or self._failure is not None:
+            return
+        try:
+            if self._ticket.is_done():
                 self._queue_copy()
-            except Exception as exc:  # noqa: BLE001 - raised by `finish`, in the order of the chunks
-                self._failure = exc
+        except Exception as exc:  # noqa: BLE001 - raised by `finish`, in the order of the chunks
+            self._failure = exc
 
     def finish(self) -> EncodedFrame:
         """Block until the frame is where it is written from."""

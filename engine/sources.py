@@ -119,10 +119,6 @@ class ExtentSource:
             and owner.data_ptr() == self.storage.data_ptr() + self.start_bytes
         )
 
-    def versions(self) -> tuple[int, ...]:
-        """Return the version counter of each owner; one moves when its tensor is changed in place."""
-        return tuple(versions_of((self.owner, *self.more_owners)))
-
     def _view(self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         # set_ would let a storage grow to what is asked for, so look first.
         self._check_reach(reach(shape, strides) * dtype.itemsize)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 
-from .base import DeviceBytes, ObjectStat
-from .errors import ObjectExistsError, ObjectNotFoundError, StorageError, StoreIOError
-from .keys import check_key, check_new_key, check_prefix, partial_name
+from .base import DeviceBytes
+from .errors import ObjectNotFoundError, StorageError
+from .memory import MemoryStore, MemoryWriter
+from .object_table import ObjectTable
 from .pacer import Pacer
 
 
-@dataclass(slots=True)
-class _Entry:
-    num_bytes: int
-    changed_at_s: float
-    content: bytes | None = None  # None: it was dropped
-
-
-class SinkStore:
+class SinkStore(MemoryStore):
     """A store that keeps lengths only. Safe for threads; gone with the process.
 
     What is written through `create` is taken at the rate that is set, by one writer after the other, and dropped: it is
@@ -45,6 +38,9 @@ class SinkStore:
         ValueError: The rate is not positive.
     """
 
+    _SCHEME = "sink"
+    _WHY_LOST = "a sink keeps no bytes; it is for benchmarks"
+
     def __init__(
         self,
         *,
@@ -54,22 +50,14 @@ class SinkStore:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        super().__init__(name, clock=clock)
         self._bytes_per_s = math.inf if bytes_per_s is None else bytes_per_s
         is_limited = self._bytes_per_s != math.inf
         self._pacer = Pacer(self._bytes_per_s, clock=clock, sleep=sleep) if is_limited else None
         self._writer_class = SinkDeviceWriter if from_device else SinkWriter
-        self._name = name
-        self._clock = clock
         self._is_closed = False
-        self._entries: dict[str, _Entry] = {}
-        self._lock = threading.RLock()
         self.taken_bytes = 0
         self.busy_s = 0.0
-
-    @property
-    def url(self) -> str:
-        """`sink://name`."""
-        return f"sink://{self._name}"
 
     def prepare_for_device(self, device: int) -> str:
         """Tell whether bytes of a CUDA device are taken; see `DeviceStore.prepare_for_device`."""
@@ -79,58 +67,7 @@ class SinkStore:
 
     def create(self, key: str, *, size_hint_bytes: int = 0, replace: bool = False) -> SinkWriter:
         """Start a new object; see `Store.create`."""
-        check_new_key(key)
-        folder, slash, name = key.rpartition("/")
-        partial_key = folder + slash + partial_name(name, secrets.token_hex(8))
-        with self._lock:
-            self._entries[partial_key] = _Entry(0, self._clock())
-        return self._writer_class(self, self._pacer, key, partial_key, replace)
-
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from an object that `compare_and_put` has put; see `Store.read_into`."""
-        content = self._content(key)
-        if offset < 0 or offset + out.nbytes > len(content):
-            raise StoreIOError(
-                f"cannot read bytes {offset} to {offset + out.nbytes} of {self.url}/{key}: it has {len(content)}",
-                key=key,
-            )
-        out[:] = content[offset : offset + out.nbytes]
-
-    def read_all(self, key: str, *, limit_bytes: int) -> bytes:
-        """Return what `compare_and_put` has put; see `Store.read_all`."""
-        content = self._content(key)
-        if len(content) > limit_bytes:
-            raise StoreIOError(f"{self.url}/{key} has more than the {limit_bytes} bytes that it may have", key=key)
-        return content
-
-    def stat(self, key: str) -> ObjectStat:
-        """Tell an object's length and age; see `Store.stat`."""
-        with self._lock:
-            entry = self._entry(key)
-            return ObjectStat(key, entry.num_bytes, max(0.0, self._clock() - entry.changed_at_s))
-
-    def compare_and_put(self, key: str, data: bytes, *, expected: bytes | None) -> None:
-        """Put and keep a small object, at once, if the present one is `expected`; see `Store.compare_and_put`."""
-        check_new_key(key)
-        with self._lock:
-            entry = self._entries.get(key)
-            if (entry is None) != (expected is None) or (entry is not None and entry.content != expected):
-                state = "absent" if entry is None else "there already"
-                raise ObjectExistsError(f"{self.url}/{key} is {state}, so it is not what was expected", key=key)
-            self._entries[key] = _Entry(len(data), self._clock(), bytes(data))
-
-    def list(self, prefix: str = "") -> Iterator[ObjectStat]:
-        """Yield the objects under a prefix; see `Store.list`."""
-        check_prefix(prefix)
-        with self._lock:
-            stats = [self.stat(key) for key in self._entries if key.startswith(prefix)]
-        yield from stats
-
-    def delete(self, key: str) -> None:
-        """Forget an object; see `Store.delete`."""
-        check_key(key)
-        with self._lock:
-            self._entries.pop(key, None)
+        return self._writer_class(self, self._table, self._pacer, key, replace)
 
     def close(self) -> None:
         """Take what is queued and end the thread that keeps time. May be called again. Blocks."""
@@ -138,56 +75,23 @@ class SinkStore:
         if self._pacer is not None:
             self._pacer.close()
 
-    def _entry(self, key: str) -> _Entry:
-        check_key(key)
-        try:
-            return self._entries[key]
-        except KeyError:
-            raise ObjectNotFoundError(f"{self.url} has no object {key!r}; check the key", key=key) from None
-
-    def _content(self, key: str) -> bytes:
-        with self._lock:
-            content = self._entry(key).content
-        if content is None:
-            raise StoreIOError(f"cannot read {self.url}/{key}: a sink keeps no bytes; it is for benchmarks", key=key)
-        return content
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise StorageError(f"{self.url} was closed; open a new one")
 
-    def _grow(self, partial_key: str, num_bytes: int) -> None:
-        with self._lock:
+    def _count(self, num_bytes: int) -> None:
+        with self._table.lock:
             self.taken_bytes += num_bytes
             self.busy_s += num_bytes / self._bytes_per_s
-            entry = self._entries.get(partial_key)
-            if entry is not None:
-                entry.num_bytes += num_bytes
-                entry.changed_at_s = self._clock()
-
-    def _publish(self, partial_key: str, key: str, replace: bool) -> None:
-        with self._lock:
-            entry = self._entry(partial_key)
-            if not replace and key in self._entries:
-                raise ObjectExistsError(
-                    f"{self.url}/{key} is there already; it is never overwritten unless asked", key=key
-                )
-            del self._entries[partial_key]
-            self._entries[key] = entry
 
 
-class SinkWriter:
+class SinkWriter(MemoryWriter):
     """One object being taken. Made by `SinkStore.create`; see `ObjectWriter`."""
 
-    def __init__(self, store: SinkStore, pacer: Pacer | None, key: str, partial_key: str, replace: bool) -> None:
+    def __init__(self, store: SinkStore, table: ObjectTable, pacer: Pacer | None, key: str, replace: bool) -> None:
+        super().__init__(table, key, None, replace)
         self._store = store
         self._pacer = pacer
-        self._key = key
-        self._partial_key = partial_key
-        self._replace = replace
-        self._is_over = False
-        self._is_sealed = False
-        self._error: StorageError | None = None
         self._queued: set[Future[None]] = set()  # not yet taken
         self._futures: list[Future[None]] = []  # those, and some that are done
         self._lock = threading.Lock()
@@ -203,14 +107,7 @@ class SinkWriter:
             self._is_over = True
             futures = list(self._futures)
         wait(futures)
-        if self._error is None:
-            try:
-                self._store._publish(self._partial_key, self._key, self._replace)
-            except StorageError as exc:
-                self._error = exc
-        if self._error is not None:
-            raise self._error
-        self._is_sealed = True
+        self._publish()
 
     def abort(self) -> None:
         """Forget the object; see `ObjectWriter.abort`. What is queued fails at once, but its time stays taken."""
@@ -224,7 +121,7 @@ class SinkWriter:
             self._queued.clear()
         for future in queued:
             future.set_exception(self._error)
-        self._store.delete(self._partial_key)
+        self._table.delete(self._partial_key)
 
     def _take(self, num_bytes: int) -> Future[None]:
         future: Future[None] = Future()
@@ -252,12 +149,10 @@ class SinkWriter:
             if future not in self._queued:  # aborted
                 return
             self._queued.discard(future)
-        self._store._grow(self._partial_key, num_bytes)
+        self._store._count(num_bytes)
+        with contextlib.suppress(ObjectNotFoundError):  # aborted since
+            self._table.grow(self._partial_key, num_bytes)
         future.set_result(None)
-
-    def _check_open(self) -> None:
-        if self._is_over:
-            raise self._error or StorageError(f"{self._key} was sealed already", key=self._key)
 
 
 class SinkDeviceWriter(SinkWriter):

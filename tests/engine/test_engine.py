@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import warnings
-import weakref
 from pathlib import Path
 
 import pytest
@@ -113,31 +112,6 @@ def test_lazy_mode_copies_nothing_of_the_optimizer_and_fences_its_step(tmp_path:
         assert weight.detach().eq(-1).all()
         expected = {"w": torch.nn.Parameter(torch.zeros(CHUNK, device=device))}
         assert_same_bits(engine.load(1, map_location=HOME), expected)
-
-
-@pytest.mark.parametrize("snapshot", ["host", "auto"])
-def test_copied_tensors_are_let_go_while_the_save_still_writes(
-    tmp_path: Path, device: torch.device, snapshot: str
-) -> None:
-    """A run that makes a new state for every save would hold two of them otherwise."""
-    gate = GateStore(LocalStore(tmp_path))
-    with tidegate.CheckpointEngine(gate, snapshot=snapshot, codec="raw", chunk_bytes=CHUNK) as engine:  # type: ignore[arg-type]
-        state = {"w": torch.randn(4 * CHUNK // 4, device=device), "b": torch.randn(5, device=device)}
-        expected = cloned(state)
-        held = [weakref.ref(tensor) for tensor in state.values()]
-        gate.shut()
-        future = engine.save_async(state, step=1)
-        del state
-        gate.await_waiting(2)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        gate.permit(1)
-        gate.await_waiting(2)
-        assert not future.done()
-        assert [ref() for ref in held] == [None, None]
-        gate.open()
-        engine.wait()
-        assert_same_bits(engine.load(map_location=HOME), expected)
 
 
 def test_a_torn_snapshot_fails_the_save(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 import tidegate
 from tests.hostile.bounds import bounded
 from tests.kit.bits import assert_same_bits, physical_bytes
+from tests.kit.loading import load, object_of
+from tests.kit.loading import saved as kit_saved
 from tests.kit.stores import FailOnceStore, FlipStore, WrappedStore
 from tidegate.bits import as_stored_row, copy_bits
 from tidegate.errors import LoadOSError
-from tidegate.storage import MemoryStore, Store, StoreIOError
+from tidegate.storage import Store, StoreIOError
 from tidegate.storage.local import LocalStore
 from tidegate.tensors import TensorSpec
 
@@ -30,21 +33,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def saved(state: object, codec: str = "zstd", store: Store | None = None) -> Store:
-    store = MemoryStore() if store is None else store
-    with tidegate.CheckpointEngine(store, codec=codec, chunk_bytes=CHUNK) as engine:
-        engine.save_async(state, step=0)
-    return store
-
-
-def load(store: Store, **options: object) -> object:
-    with tidegate.CheckpointEngine(store) as engine:
-        return engine.load(0, **options)  # type: ignore[arg-type]
-
-
-def object_of(store: Store) -> tuple[str, int]:
-    """Key and length of the object with the frames."""
-    return next((stat.key, stat.num_bytes) for stat in store.list() if stat.key.endswith(".tg"))
+saved = partial(kit_saved, chunk_bytes=CHUNK)
 
 
 def mixed_state() -> dict[str, object]:

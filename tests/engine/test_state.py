@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -228,9 +229,11 @@ def test_A26_a_hundred_thousand_tiny_tensors() -> None:
     assert list(loaded) == list(state)
     assert torch.stack(list(loaded.values())).numpy().tobytes() == flat.numpy().tobytes()
     # An idle machine takes a third of these; they are there to catch what grows faster than the number of tensors.
-    assert seconds["describe"] < 2, seconds
-    assert seconds["gather"] + seconds["scatter"] < 2, seconds
-    assert seconds["make"] + seconds["rebuild"] + seconds["validate"] < 2.5, seconds
+    # Coverage traces every line, which makes such loops twice as slow.
+    slower = 1 if sys.gettrace() is None else 2
+    assert seconds["describe"] < 2 * slower, seconds
+    assert seconds["gather"] + seconds["scatter"] < 2 * slower, seconds
+    assert seconds["make"] + seconds["rebuild"] + seconds["validate"] < 2.5 * slower, seconds
     columns = [table.tensor_spec, table.tensor_extent, table.tensor_offset, table.extent_bytes]
     text = json.dumps([table.skeleton, *columns, [int(word) for word in table.extent_words]], separators=(",", ":"))
     assert len(text) <= 45 * num

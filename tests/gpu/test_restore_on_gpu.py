@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from tests.gpu.chunks import make_chunk
 from tests.gpu.frames import encode
 from tests.hostile.bounds import bounded
 from tests.kit.bits import assert_same_bits, physical_bytes
+from tests.kit.loading import load, object_of
+from tests.kit.loading import saved as kit_saved
 from tests.kit.stores import FailOnceStore, FlipStore
 from tidegate.cli import main as command
 from tidegate.codec import device_decode, nvcomp
@@ -30,7 +33,7 @@ from tidegate.codec.registry import needs_gpu
 from tidegate.codec.words import WordType
 from tidegate.container import read_index
 from tidegate.gpu_lane import BODIES_BYTES
-from tidegate.storage import MemoryStore, Store, StoreIOError
+from tidegate.storage import StoreIOError
 from tidegate.storage.local import LocalStore
 
 pytestmark = pytest.mark.gpu
@@ -70,21 +73,7 @@ def mixed_state(device: torch.device) -> dict[str, object]:
     }
 
 
-def saved(state: object, codec: str, store: Store | None = None) -> Store:
-    store = MemoryStore() if store is None else store
-    with tidegate.CheckpointEngine(store, codec=codec, chunk_bytes=CHUNK) as engine:
-        engine.save_async(state, step=0)
-    return store
-
-
-def load(store: Store, **options: object) -> object:
-    with tidegate.CheckpointEngine(store) as engine:
-        return engine.load(0, **options)  # type: ignore[arg-type]
-
-
-def object_of(store: Store) -> tuple[str, int]:
-    """Key and length of the object with the frames."""
-    return next((stat.key, stat.num_bytes) for stat in store.list() if stat.key.endswith(".tg"))
+saved = partial(kit_saved, chunk_bytes=CHUNK)
 
 
 def no_reader_is_left() -> bool:

@@ -265,7 +265,8 @@ def test_abort_skips_what_is_queued(store: LocalStore, root: Path) -> None:
     gate.set()
     aborting.join(TIMEOUT_S)
     assert not aborting.is_alive()
-    assert all(blocker.done() for blocker in blockers)
+    for blocker in blockers:
+        blocker.result(TIMEOUT_S)
     for future in futures:
         assert isinstance(future.exception(TIMEOUT_S), StorageError) or future.exception() is None
     assert isinstance(futures[-1].exception(), StorageError)
