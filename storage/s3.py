@@ -11,6 +11,7 @@ from .s3_calls import Attempt, Calls
 from .s3_checksum import Checksummer
 from .s3_client import Answer, Client, check_boto3, object_arguments, request_arguments
 from .s3_conditions import Conditions
+from .s3_object import ABORT_S
 from .s3_options import S3Options, parse_s3_url, with_environment
 from .s3_reader import S3Reader, age_s
 from .s3_uploads import Uploads
@@ -45,6 +46,7 @@ class S3Store:
         self._checksummer = Checksummer(self._options.checksum)
         self._owns_client = client is None
         self._calls = Calls(self._options, bucket, prefix, client=client)
+        self._abort_s = min(ABORT_S, self._options.deadline_s)
         self._pool = WorkerPool(self._options.concurrency, "tidegate-s3")
         self._reader = S3Reader(self._calls, self._pool)
         self._uploads = Uploads(self._calls)
@@ -67,7 +69,8 @@ class S3Store:
         return self._uploads
 
     def prepare(self) -> list[str]:
-        """Find out, once, what the server can do; see `PreparedStore.prepare`."""
+        """Find out, once, what the server can do; see `PreparedStore.prepare`. Aborts what could not be so earlier."""
+        self._uploads.settle(self._abort_s)
         self._conditions.are_honoured()
         return self._conditions.take_notes()
 
@@ -164,6 +167,7 @@ class S3Store:
     def close(self) -> None:
         """Finish what is queued, end the threads and close the connections. Blocks. May be called again."""
         self._pool.close()
+        self._uploads.settle(self._abort_s)
         if self._owns_client:
             self._calls.close()
 

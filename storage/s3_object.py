@@ -13,10 +13,10 @@ from .s3_checksum import Checksummer
 from .s3_client import Answer, object_arguments
 from .s3_conditions import Conditions
 from .s3_parts import Part
-from .s3_uploads import Upload, Uploads
+from .s3_uploads import Uploads
 
 _TOKEN = "tidegate-write"
-_ABORT_S = 15.0
+ABORT_S = 15.0  # how long what is of no use any more may keep us
 
 
 class NewObject:
@@ -51,7 +51,7 @@ class NewObject:
         self._replace = replace
         self._stop = stop
         self._url = f"{calls.url}/{key}"
-        self._abort_s = min(_ABORT_S, calls.options.deadline_s)
+        self._abort_s = min(ABORT_S, calls.options.deadline_s)
         self._token = secrets.token_hex(16)  # tells our object from another's when an answer was lost
         self._parts: dict[int, dict[str, object]] = {}  # what completes the upload
         self._upload_id: str | None = None
@@ -110,11 +110,12 @@ class NewObject:
                 self._uploads.abort_of(self._key, deadline_s=self._abort_s)
 
     def drop(self) -> None:
-        """Remove what is at the server. Raises StorageError."""
+        """Remove what is at the server; uploads at the next occasion if it is away. Raises StorageError."""
         if self._upload_id is not None:
-            self._uploads.abort(Upload(self._key, self._upload_id, 0.0), deadline_s=self._abort_s)
+            self._uploads.owe(self._key, self._upload_id)
         if self._may_have_strays and not self._replace:
-            self._uploads.abort_of(self._key, deadline_s=self._abort_s)
+            self._uploads.owe(self._key, None)
+        self._uploads.settle(self._abort_s)
         if self._may_be_there and not self._replace:
             with contextlib.suppress(ObjectNotFoundError):
                 if self._is_ours():

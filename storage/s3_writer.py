@@ -14,9 +14,9 @@ from .errors import StorageError, StoreFullError
 from .s3_calls import Calls
 from .s3_checksum import Checksummer
 from .s3_conditions import Conditions
-from .s3_object import NewObject
+from .s3_object import ABORT_S, NewObject
 from .s3_parts import Claim, Gatherer, Part
-from .s3_uploads import Uploads
+from .s3_uploads import Uploads, indebted
 from .workers import WorkerPool
 
 
@@ -127,7 +127,7 @@ class S3Writer:
             self._sealed(self._key)
 
     def abort(self) -> None:
-        """Abort the upload; see `ObjectWriter.abort`. Gives up after some seconds: `gc` finds what is left."""
+        """Abort the upload; see `ObjectWriter.abort`. Gives up after some seconds: the store does it later, or `gc`."""
         with self._changed:
             self._is_open = False
             if not self._is_over:
@@ -218,8 +218,11 @@ unfinished: weakref.WeakSet[S3Writer] = weakref.WeakSet()
 def _abort_unfinished() -> None:
     for writer in list(unfinished):
         writer.abort()
+    for uploads in list(indebted):
+        uploads.settle(ABORT_S)
 
 
 # This module is imported before those that end saves at exit, so this runs after them.
 atexit.register(_abort_unfinished)
-os.register_at_fork(after_in_child=unfinished.clear)  # the threads, and the uploads, are the parent's
+for _each in (unfinished, indebted):  # the threads, and the uploads, are the parent's
+    os.register_at_fork(after_in_child=_each.clear)
