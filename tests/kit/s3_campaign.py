@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.machine import machine
 from tests.kit.seaweed import Seaweed
 
 RESULTS = os.environ.get("TIDEGATE_S3_KILLS_RESULT")
@@ -38,6 +39,7 @@ def write_outcome(name: str, kills: list[Kill], **more: object) -> None:
         return
     path = Path(RESULTS)
     found = json.loads(path.read_text()) if path.exists() else {}
+    found["machine"] = machine()
     found[name] = {
         "kills": len(kills),
         "outcomes": {kind: sum(kill.outcome == kind for kill in kills) for kind in sorted({k.outcome for k in kills})},
