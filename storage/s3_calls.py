@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from .errors import StorageError, StorePermissionError, StoreTimeoutError
 from .s3_client import Client, make_client, request_arguments
-from .s3_errors import error_code, s3_error
+from .s3_errors import error_code, is_expired, s3_error
 from .s3_options import S3Options, s3_url
 
 _T = TypeVar("_T")
@@ -66,6 +66,7 @@ class Calls:
         self.prefix = prefix
         self.url = s3_url(bucket, prefix)
         self._client = client
+        self._owns_client = client is None
         self._clock = clock
         self._jitter = jitter
         self._has_answered = False
@@ -104,7 +105,6 @@ class Calls:
         Raises:
             StorageError: The last attempt's error.
         """
-        client = self._made_client(action, key)
         limit_s = self.options.deadline_s if deadline_s is None else deadline_s
         if not self._has_answered:
             limit_s = min(limit_s, _FIRST_DEADLINE_S)
@@ -119,7 +119,7 @@ class Calls:
 
         number = 0
         while True:
-            error = None
+            client = self._made_client(action, key)
             try:
                 result = call(Attempt(client, number, check))
                 self._has_answered = True
@@ -130,6 +130,8 @@ class Calls:
                 error = s3_error(exc, action=action, url=f"{self.url}/{key}", key=key)
                 error.__cause__ = exc
                 self._has_answered = self._has_answered or bool(error_code(exc))  # a refusal is an answer, too
+                if is_expired(exc):
+                    self._renew(client)
             number += 1
             pause_s = self._pause_s(number)
             is_late = self._clock() - start_s + pause_s >= limit_s
@@ -142,6 +144,14 @@ class Calls:
         with self._lock:
             if self._client is not None and self._pid == os.getpid():
                 self._client.close()
+
+    def _renew(self, expired: Client) -> None:
+        """Let the next attempt make a client, which reads keys anew that lie in a file or in the environment."""
+        with self._lock:
+            if self._client is not expired or not self._owns_client:
+                return
+            self._client = None
+        expired.close()  # what other threads still have under way on it is not cut off
 
     def _made_client(self, action: str, key: str) -> Client:
         if self._pid != os.getpid():

@@ -32,15 +32,20 @@ _KMS: _Kind = (StorePermissionError, errno.EACCES, False, "check kms_key_id and 
 _REGION: _Kind = (StoreIOError, errno.EINVAL, False, "the bucket is in another region: give region")
 _FULL: _Kind = (StoreFullError, errno.ENOSPC, False, "free some room there, keep fewer checkpoints, or write elsewhere")
 _NO_OBJECT: _Kind = (ObjectNotFoundError, errno.ENOENT, False, "check bucket, prefix and key")
+_REFUSED: _Kind = (
+    StoreIOError, errno.EINVAL, False,
+    "check the options of this store; a server that does not know checksums needs checksum=none",
+)  # fmt: skip
 _UNSUPPORTED: _Kind = (StoreIOError, errno.EOPNOTSUPP, False, "this server does not have that")
 
+_EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 _BY_CODE: dict[str, _Kind] = {
     **dict.fromkeys(("NoSuchKey", "NotFound", "404", "NoSuchVersion"), _NO_OBJECT),
     "NoSuchBucket": (StoreIOError, errno.ENOENT, False, "there is no such bucket: create it, or check its name"),
     "NoSuchUpload": (StoreIOError, errno.ENOENT, False, "the upload is gone: it was aborted, by `gc` or a rule"),
     "PreconditionFailed": (ObjectExistsError, errno.EEXIST, False, "it is never overwritten unless asked"),
     **dict.fromkeys(("ConditionalRequestConflict", "OperationAborted"), _AGAIN),
-    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), _EXPIRED),
+    **dict.fromkeys(_EXPIRED_CODES, _EXPIRED),
     **dict.fromkeys(("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "NotSignedUp"), _KEYS),
     **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "InvalidObjectState"), _DENIED),
     **dict.fromkeys(("RequestTimeTooSkewed", "RequestExpired"), _CLOCK),
@@ -51,6 +56,7 @@ _BY_CODE: dict[str, _Kind] = {
     ),
     **dict.fromkeys(("TooManyRequests", "BandwidthLimitExceeded", "ServiceUnavailable", "InternalError"), _AGAIN),
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "InsufficientCapacity"), _FULL),
+    **dict.fromkeys(("InvalidArgument", "InvalidRequest"), _REFUSED),
     "EntityTooLarge": (
         StoreFullError,
         errno.EFBIG,
@@ -99,6 +105,11 @@ def error_code(exc: BaseException | None) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
 
 
+def is_expired(exc: BaseException | None) -> bool:
+    """Whether the server says that the credentials have expired: others may be had by now."""
+    return error_code(exc) in _EXPIRED_CODES
+
+
 def _of_answer(response: Mapping[str, Any], action: str, url: str, key: str) -> StorageError:
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -110,8 +121,14 @@ def _of_answer(response: Mapping[str, Any], action: str, url: str, key: str) -> 
     if kind is _CLOCK:
         advice = f"this machine's clock is {_skew(response)}: set it"
     said = str(response.get("Error", {}).get("Message", "")) or "no reason given"
-    message = f"cannot {action} {url}: {said} [{code}, HTTP {status}]; {advice}"
+    message = f"cannot {action} {url}: {said} [{code}, HTTP {status}{_request_id(response)}]; {advice}"
     return cls(message, key=key, errno=number, retryable=retryable)
+
+
+def _request_id(response: Mapping[str, Any]) -> str:
+    """What the server's owner finds the request by, to follow the status."""
+    found = str(response.get("ResponseMetadata", {}).get("RequestId", ""))
+    return f", request {found}" if found else ""
 
 
 def _skew(response: Mapping[str, Any]) -> str:
