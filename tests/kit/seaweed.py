@@ -39,6 +39,7 @@ class Identity:
 
 
 ADMIN = Identity("admin", "adminkey", "adminsecret", ("Admin", "Read", "Write", "List", "Tagging"))
+RENEWED = Identity("renewed", "renewedkey", "renewedsecret", ADMIN.actions)
 READER = Identity("reader", "readerkey", "readersecret", ("Read", "List"))
 
 
@@ -52,7 +53,7 @@ class Seaweed:
     """
 
     def __init__(
-        self, folder: Path, *, identities: tuple[Identity, ...] = (ADMIN, READER), bucket: str = "bucket"
+        self, folder: Path, *, identities: tuple[Identity, ...] = (ADMIN, RENEWED, READER), bucket: str = "bucket"
     ) -> None:
         self.folder = folder
         self.bucket = bucket
