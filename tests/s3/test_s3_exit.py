@@ -1,19 +1,14 @@
-"""The end of an interpreter, and credentials that end before a save does."""
+"""The end of an interpreter, and forks."""
 
 from __future__ import annotations
-
-import json
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 import tidegate
 from tests.kit.bits import assert_same_bits
 from tests.kit.children import ended, run, script
-from tests.kit.seaweed import ADMIN, Seaweed
+from tests.kit.seaweed import Seaweed
 from tests.kit.states import filled, random_state
-from tests.kit.wrapping import content, put
 from tidegate.storage import S3Options, S3Store
 
 PART_BYTES = 5 << 20
@@ -52,26 +47,6 @@ def test_an_upload_that_nobody_ends_is_aborted_at_exit(aws_environment: Seaweed,
     assert done.returncode == {"sys.exit(3)": 3, "1 / 0": 1, "pass": 0}[end]
     store = S3Store("bucket", run_prefix)
     assert list(store.list()) == []
-    store.close()
-
-
-def test_credentials_are_renewed_in_mid_upload(
-    aws_environment: Seaweed, run_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are so short-lived that the provider is asked before every call."""
-    expires = datetime.now(UTC) + timedelta(seconds=90)
-    keys = {"Version": 1, "AccessKeyId": ADMIN.access_key, "SecretAccessKey": ADMIN.secret_key}
-    (tmp_path / "keys.json").write_text(json.dumps({**keys, "Expiration": expires.isoformat()}))
-    (tmp_path / "provider.sh").write_text(f"echo asked >> {tmp_path}/asked\ncat {tmp_path}/keys.json\n")
-    (tmp_path / "config").write_text(f"[profile brief]\ncredential_process = sh {tmp_path}/provider.sh\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    store = S3Store("bucket", run_prefix, options=S3Options(profile="brief", part_bytes=PART_BYTES))
-    pieces = [bytes([i]) * PART_BYTES for i in range(3)]
-    put(store, "a", *pieces)
-    assert content(store, "a") == b"".join(pieces)
-    assert len((tmp_path / "asked").read_text().splitlines()) > 3
     store.close()
 
 
