@@ -15,6 +15,7 @@ from .errors import StorageError
 Checksum = Literal["auto", "crc64nvme", "crc32c", "crc32", "none"]
 Addressing = Literal["auto", "path", "virtual"]
 Encryption = Literal["AES256", "aws:kms"]
+Transport = Literal["auto", "awscrt", "urllib3"]
 
 MIN_PART_BYTES = 5 << 20
 MAX_PART_BYTES = 5 << 30
@@ -43,7 +44,11 @@ class S3Options:
         least_part_bytes: The shortest part that the server takes, except for the last.
         max_parts: How many parts an object may have there: 10,000 on AWS.
         concurrency: How many parts travel at once.
-        budget_bytes: The most bytes that wait or travel before `append` blocks; None: twice what may travel at once.
+        budget_bytes: The most bytes that wait or travel before `append` blocks, awscrt's copies of those that travel
+            counted too; None: three times what may travel at once.
+        transport: Who sends the parts. "awscrt" leaves a Python thread that trains nearly all of its time, and copies
+            each part that travels; "urllib3" does neither. "auto" is "awscrt" where that is installed and no
+            proxy is set.
         timeout_s: How long one attempt may pass without a sign of the server.
         deadline_s: How long a call may take, with all its attempts.
     """
@@ -64,6 +69,7 @@ class S3Options:
     max_parts: int = MAX_PARTS
     concurrency: int = 8
     budget_bytes: int | None = None
+    transport: Transport = "auto"
     timeout_s: float = 30.0
     deadline_s: float = 300.0
 
@@ -86,8 +92,8 @@ class S3Options:
 
     @property
     def in_flight_bytes(self) -> int:
-        """The most bytes that wait or travel."""
-        return self.budget_bytes or 2 * self.concurrency * self.part_bytes
+        """The most bytes that wait or travel, with all copies."""
+        return self.budget_bytes or 3 * self.concurrency * self.part_bytes
 
     def target_bytes(self, part: int) -> int:
         """How long a part should be. It doubles with every tenth of `max_parts`.

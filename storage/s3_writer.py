@@ -196,7 +196,10 @@ class S3Writer:
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        num_bytes = sum(self._in_flight.values())
+        parts = list(self._in_flight.values())
+        num_bytes = sum(parts)
+        if self._calls.options.transport != "urllib3":
+            num_bytes += sum(parts[: self._calls.options.concurrency])  # awscrt's copies
         return num_bytes <= self._calls.options.in_flight_bytes or self._error is not None
 
     def _fail(self, error: BaseException) -> None:

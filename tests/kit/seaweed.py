@@ -114,6 +114,7 @@ class Seaweed:
     def frozen(self) -> Iterator[None]:
         """Stop the process for the body, so that it answers nothing and connections stay open."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)  # a thread of it may go on for a moment
         try:
             yield
         finally:
