@@ -22,6 +22,13 @@ LEAST_BYTES_PER_S = 256 << 10
 """A part that has had `timeout_s` and travels slower than this counts as lost: awscrt does not tell how far it is."""
 _LOOK_S = 0.25
 _CHUNK_BYTES = 1 << 20  # awscrt keeps pools for what is of a few chunks; parts are not
+_KEPT_BACK = {
+    "AWS_ERROR_S3_INTERNAL_ERROR": (500, "InternalError"),
+    "AWS_ERROR_S3_SLOW_DOWN": (503, "SlowDown"),
+    "AWS_ERROR_S3_REQUEST_TIMEOUT": (400, "RequestTimeout"),
+    "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED": (403, "RequestTimeTooSkewed"),
+}
+"""Answers that awscrt gives the name of and nothing else, by that name: status and code."""
 _CPUS_A_THREAD = 8  # one thread sends about 0.6 GB/s on a slow core
 _MAX_THREADS = 4
 
@@ -131,7 +138,11 @@ class _Transfer:
         from botocore.awsrequest import AWSResponse
 
         if not self._status:
-            raise _no_answer(self._error, url)
+            status, code = _KEPT_BACK.get(str(getattr(self._error, "name", "")), (0, ""))
+            if not status:
+                raise _no_answer(self._error, url)
+            text = f"<Error><Code>{code}</Code><Message>{self._error}</Message></Error>"
+            return AWSResponse(url, status, {}, _Content(text.encode()))
         return AWSResponse(url, self._status, self._headers, _Content(self._content))
 
     def _on_headers(self, status_code: int, headers: list[tuple[str, str]], **_: object) -> None:

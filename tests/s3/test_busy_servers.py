@@ -16,7 +16,7 @@ from tests.kit.scripted_s3 import Reply, Request, ScriptedS3, refusal
 from tests.kit.seaweed import Seaweed
 from tests.kit.states import random_state
 from tests.kit.wrapping import put
-from tidegate.storage import S3Options, S3Store, StoreIOError
+from tidegate.storage import S3Options, S3Store, StorageError, StoreIOError
 from tidegate.storage.s3_calls import Calls
 from tidegate.storage.s3_errors import s3_error
 
@@ -129,6 +129,36 @@ def test_A20_a_failure_tells_code_operation_key_and_request(aws_environment: Sea
             assert part in message
         with pytest.raises(tidegate.SaveError):
             engine.close()
+        store.close()
+    assert uploads_at(aws_environment, run_prefix) == []
+
+
+@pytest.mark.parametrize("transport", ["auto", "urllib3"])
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (500, "InternalError", "InternalError, HTTP 500"),
+        (502, "BadGateway", "HTTP 50"),
+        (503, "SlowDown", "SlowDown, HTTP 503"),
+        (429, "TooManyRequests", "TooManyRequests, HTTP 429"),
+        (400, "RequestTimeout", "RequestTimeout, HTTP 400"),
+        (403, "RequestTimeTooSkewed", "RequestTimeTooSkewed, HTTP 403.*clock"),
+        (400, "ExpiredToken", "ExpiredToken, HTTP 400"),
+        (507, "InsufficientStorage", "HTTP 50"),
+    ],
+)
+def test_A20_a_refused_part_is_told_as_the_server_said(
+    aws_environment: Seaweed, run_prefix: str, transport: str, status: int, code: str, told: str
+) -> None:
+    def script(request: Request) -> Reply | None:
+        return refusal(status, code) if request.operation == "UploadPart" else None
+
+    with ScriptedS3(script, aws_environment.endpoint_url) as front:
+        store = opened(front, run_prefix, transport=transport, deadline_s=0.5)
+        writer = store.create("a")
+        with pytest.raises(StorageError, match=told):
+            writer.append(memoryview(bytes(PART_BYTES))).result(60)
+        writer.abort()
         store.close()
     assert uploads_at(aws_environment, run_prefix) == []
 
