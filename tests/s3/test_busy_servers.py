@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import defaultdict
 from typing import Any
@@ -16,8 +17,10 @@ from tests.kit.scripted_s3 import Reply, Request, ScriptedS3, refusal
 from tests.kit.seaweed import Seaweed
 from tests.kit.states import random_state
 from tests.kit.wrapping import put
-from tidegate.storage import S3Options, S3Store, StorageError, StoreIOError
+from tidegate.storage import S3Options, S3Store, StoreIOError
+from tidegate.storage.s3_body import Body
 from tidegate.storage.s3_calls import Calls
+from tidegate.storage.s3_client import make_client
 from tidegate.storage.s3_errors import s3_error
 
 SLOW_S = 1.0
@@ -150,17 +153,21 @@ def test_A20_a_failure_tells_code_operation_key_and_request(aws_environment: Sea
 def test_A20_a_refused_part_is_told_as_the_server_said(
     aws_environment: Seaweed, run_prefix: str, transport: str, status: int, code: str, told: str
 ) -> None:
+    from botocore.exceptions import ClientError
+
     def script(request: Request) -> Reply | None:
         return refusal(status, code) if request.operation == "UploadPart" else None
 
     with ScriptedS3(script, aws_environment.endpoint_url) as front:
-        store = opened(front, run_prefix, transport=transport, deadline_s=0.5)
-        writer = store.create("a")
-        with pytest.raises(StorageError, match=told):
-            writer.append(memoryview(bytes(PART_BYTES))).result(60)
-        writer.abort()
-        store.close()
-    assert uploads_at(aws_environment, run_prefix) == []
+        client: Any = make_client(S3Options(endpoint_url=front.endpoint_url, transport=transport))  # type: ignore[arg-type]
+        at = {"Bucket": "bucket", "Key": f"{run_prefix}/a"}
+        upload = {**at, "UploadId": client.create_multipart_upload(**at)["UploadId"]}
+        with memoryview(bytes(PART_BYTES)) as view, pytest.raises(ClientError) as caught:
+            client.upload_part(**upload, PartNumber=1, ContentLength=PART_BYTES, Body=Body([view]))
+        client.abort_multipart_upload(**upload)
+        client.close()
+    message = str(s3_error(caught.value, action="write", url="s3://bucket/a", key="a"))
+    assert re.search(told, message)
 
 
 def refuses_what_aws_has_added(request: Request) -> Reply | None:
