@@ -60,7 +60,7 @@ class SlowS3:
         self._process.stdout.close()
 
     def counts(self) -> dict[str, int]:
-        """`num_bytes` and `num_parts` taken so far, and `at_once`: the most parts that were on their way together."""
+        """What it has taken: `num_bytes`, `num_parts`, `longest_part` in bytes, `at_once`: the most parts under way."""
         with urllib.request.urlopen(f"{self.endpoint_url}/counts") as answer:
             found: dict[str, int] = json.loads(answer.read())
         return found
@@ -74,7 +74,7 @@ class _Taker:
         self._busy_until_s = 0.0
         self._lock = threading.Lock()
         self._under_way = 0
-        self.counts = {"num_bytes": 0, "num_parts": 0, "at_once": 0}
+        self.counts = {"num_bytes": 0, "num_parts": 0, "longest_part": 0, "at_once": 0}
         self.kept: dict[str, bytes] = {}
 
     def take(self, num_bytes: int) -> None:
@@ -88,11 +88,12 @@ class _Taker:
             time.sleep(pause_s)
 
     @contextlib.contextmanager
-    def part(self) -> Iterator[None]:
+    def part(self, num_bytes: int) -> Iterator[None]:
         """Count a part that is on its way."""
         with self._lock:
             self._under_way += 1
             self.counts["num_parts"] += 1
+            self.counts["longest_part"] = max(self.counts["longest_part"], num_bytes)
             self.counts["at_once"] = max(self.counts["at_once"], self._under_way)
         yield
         with self._lock:
@@ -116,7 +117,7 @@ def _serve(connection: socket.socket, taker: _Taker) -> None:
             found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             left = int(found[1]) if found else 0
             method, target = head.split(b" ", 2)[:2]
-            with taker.part() if b"partNumber=" in target else contextlib.nullcontext():
+            with taker.part(left) if b"partNumber=" in target else contextlib.nullcontext():
                 content = bytearray(rest[:left]) if left <= _KEPT_BYTES else None
                 taker.take(min(left, len(rest)))
                 rest, left = rest[left:], left - min(left, len(rest))
