@@ -29,8 +29,8 @@ class Sealed(Protocol):
 class S3Writer:
     """One object being written to an S3Store. Made by `S3Store.create`; see `ObjectWriter`.
 
-    Bytes go from the caller's memory to the socket without a copy, except for those that are less than a part. An
-    object shorter than a part is one put at `seal`.
+    Bytes go from the caller's memory to the socket, or to awscrt's copy of the part that travels, without another copy,
+    except for those that are less than a part. An object shorter than a part is one put at `seal`.
 
     Args:
         calls: How the server is called.
