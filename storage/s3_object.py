@@ -137,8 +137,8 @@ class NewObject:
                 def call(attempt: Attempt) -> str:
                     self._may_have_strays = True
                     answer = attempt.client.create_multipart_upload(
-                        **self._calls.at(self._key),
-                        **{**object_arguments(self._calls.options), **self._checksummer.upload_arguments()},
+                        **{**self._calls.at(self._key), **object_arguments(self._calls.options)},
+                        **self._checksummer.upload_arguments(),
                         Metadata={_TOKEN: self._token},
                     )
                     self._may_have_strays = attempt.number > 0
