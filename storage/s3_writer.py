@@ -218,7 +218,8 @@ class S3Writer:
 unfinished: weakref.WeakSet[S3Writer] = weakref.WeakSet()
 
 
-def _abort_unfinished() -> None:
+def abort_unfinished() -> None:
+    """Abort what no one has ended, and what could not be aborted earlier. Blocks."""
     for writer in list(unfinished):
         writer.abort()
     for uploads in list(indebted):
@@ -226,6 +227,6 @@ def _abort_unfinished() -> None:
 
 
 # This module is imported before those that end saves at exit, so this runs after them.
-atexit.register(_abort_unfinished)
+atexit.register(abort_unfinished)
 for _each in (unfinished, indebted):  # the threads, and the uploads, are the parent's
     os.register_at_fork(after_in_child=_each.clear)
