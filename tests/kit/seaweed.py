@@ -40,6 +40,7 @@ class Identity:
 
 ADMIN = Identity("admin", "adminkey", "adminsecret", ("Admin", "Read", "Write", "List", "Tagging"))
 RENEWED = Identity("renewed", "renewedkey", "renewedsecret", ADMIN.actions)
+SAVER = Identity("saver", "saverkey", "saversecret", ("Read:bucket", "Write:bucket", "List:bucket"))
 READER = Identity("reader", "readerkey", "readersecret", ("Read", "List"))
 
 
@@ -50,20 +51,27 @@ class Seaweed:
         folder: Its folder; made if it is not there. A server that is started on it again has the objects of before.
         identities: Who may do what.
         bucket: A bucket that it has once it is ready.
+        certificate: File of a certificate, for https; its key lies beside it, `.key` for `.pem`.
     """
 
     def __init__(
-        self, folder: Path, *, identities: tuple[Identity, ...] = (ADMIN, RENEWED, READER), bucket: str = "bucket"
+        self,
+        folder: Path,
+        *,
+        identities: tuple[Identity, ...] = (ADMIN, RENEWED, SAVER, READER),
+        bucket: str = "bucket",
+        certificate: Path | None = None,
     ) -> None:
         self.folder = folder
         self.bucket = bucket
         self._identities = identities
+        self._certificate = certificate
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: list[int] = []
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self._ports[0]}"
+        return f"{'http' if self._certificate is None else 'https'}://127.0.0.1:{self._ports[0]}"
 
     @property
     def pid(self) -> int:
@@ -91,6 +99,7 @@ class Seaweed:
             "s3",
             endpoint_url=self.endpoint_url,
             region_name="us-east-1",
+            verify=None if self._certificate is None else str(self._certificate),
             aws_access_key_id=identity.access_key,
             aws_secret_access_key=identity.secret_key,
             config=Config(
@@ -158,6 +167,8 @@ class Seaweed:
         config = self.folder / "s3.json"
         config.write_text(json.dumps({"identities": [_as_json(identity) for identity in self._identities]}))
         ports = [f"-{name}={port}" for name, port in zip(_PORTS, self._ports, strict=True)]
+        if self._certificate is not None:
+            ports += [f"-s3.cert.file={self._certificate}", f"-s3.key.file={self._certificate.with_suffix('.key')}"]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [

@@ -9,10 +9,10 @@ import torch
 
 import tidegate
 from tests.kit.bits import assert_same_bits
-from tests.kit.seaweed import READER, Seaweed
+from tests.kit.seaweed import READER, SAVER, Seaweed
 from tests.kit.states import filled, random_state
 from tidegate.cli import main
-from tidegate.storage import S3Options, S3Store, open_store
+from tidegate.storage import S3Options, S3Store, StorePermissionError, open_store
 
 SMALL: dict[str, Any] = {"codec": "zstd", "chunk_bytes": 1 << 20}
 
@@ -99,6 +99,27 @@ def test_gc_removes_uploads_and_uncommitted_objects(root: str, capsys: pytest.Ca
     assert main(["gc", root, "--min-age-s", "0"]) == 0
     assert keys(root) == committed
     assert main(["list", root]) == main(["verify", root]) == 0
+    store.close()
+
+
+def test_a_saver_needs_no_more_than_its_bucket(
+    root: str, aws_environment: Seaweed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the right to make buckets nor to tag: it saves, retires, loads, gives up and tidies up."""
+    for name, value in aws_environment.environment(SAVER).items():
+        monkeypatch.setenv(name, value)
+    with tidegate.CheckpointEngine(f"{root}?part_bytes={5 << 20}", codec="raw", keep_last=1) as engine:
+        for step in (1, 2):
+            engine.save_async({"x": torch.arange(12 << 20, dtype=torch.uint8)}, step=step).result()
+        engine.load()
+    store = open_store(root)
+    writer = store.create("a")
+    writer.append(memoryview(bytes(16 << 20))).result(60)
+    assert main(["gc", root, "--min-age-s", "0"]) == 0
+    writer.abort()
+    assert len(list(store.list())) == 3
+    with pytest.raises(StorePermissionError):
+        S3Store("other-bucket", "x").stat("a")
     store.close()
 
 
