@@ -2,8 +2,8 @@
 
     python -m bench.s3 [--tiny] [--seconds N] [--folder DIR] [--megabytes 1000]
 
-A state of bf16 weights on the CPU; a SeaweedFS server on loopback, a new one for every round, with its files in shared
-memory where that has room; every way in a process of its own, which has saved a little before. Ways take turns.
+A state of bf16 weights on the CPU; a SeaweedFS server on loopback, a new one for every turn, with its files in shared
+memory where that has room; every way in a process of its own, whose second save counts. Ways take turns.
 
     wall  = seconds from the call until the checkpoint is durable     fastest other / tidegate to be at least 1.3
     stall = seconds until the training could go on
@@ -59,25 +59,24 @@ class Series:
         }
 
 
-def run_way(name: str, server: Seaweed, num_bytes: int, folder: Path, series: Series) -> None:
-    """Save in a child, count what is at the server, and remove it. Blocks."""
-    command = [sys.executable, "-m", "bench.s3_ways", name, server.bucket, str(num_bytes), str(folder)]
-    done = subprocess.run(
-        command, env={**os.environ, **server.environment()}, capture_output=True, text=True, timeout=600, check=False
-    )
+def run_way(name: str, num_bytes: int, asked: Path | None, series: Series) -> None:
+    """Save in a child to a server that is new. Blocks."""
+    with fast_folder(4 * num_bytes, asked) as folder:
+        server = Seaweed(folder / "server")
+        try:
+            server.start()
+            command = [sys.executable, "-m", "bench.s3_ways", name, server.bucket, str(num_bytes), str(folder)]
+            environment = {**os.environ, **server.environment()}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        finally:
+            server.stop()
     if done.returncode:
         raise RuntimeError(f"{name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
-    (folder / "rendezvous").unlink(missing_ok=True)
     series.walls_s.append(found["wall_s"])
     series.stalls_s.append(found["stall_s"])
     series.host_bytes.append(found["host_bytes"])
     series.sent_bytes.append(found["sent_bytes"])
-    client = server.client()
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=server.bucket):
-        for entry in page.get("Contents", ()):
-            client.delete_object(Bucket=server.bucket, Key=entry["Key"])
-    client.close()
 
 
 def measure(num_bytes: int, num: int, asked: Path | None, budget: TimeBudget) -> tuple[dict[str, Series], list[float]]:
@@ -88,15 +87,9 @@ def measure(num_bytes: int, num: int, asked: Path | None, budget: TimeBudget) ->
     while len(loads) < num and budget.allows(len(loads), round_s):
         start_s = time.perf_counter()
         loads.append(os.getloadavg()[0])
-        with fast_folder(len(WAYS) * (num_bytes + (64 << 20)) + num_bytes, asked) as folder:
-            server = Seaweed(folder / "server")
-            try:
-                server.start()
-                for name, series in found.items():
-                    run_way(name, server, num_bytes, folder, series)
-                    say(f"{name}: wall {series.walls_s[-1]:.2f} s, stall {series.stalls_s[-1]:.2f} s")
-            finally:
-                server.stop()
+        for name, series in found.items():
+            run_way(name, num_bytes, asked, series)
+            say(f"{name}: wall {series.walls_s[-1]:.2f} s, stall {series.stalls_s[-1]:.2f} s")
         round_s = time.perf_counter() - start_s
     return found, loads
 

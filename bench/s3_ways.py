@@ -1,7 +1,7 @@
 """Ways to save a state to S3, as their users run them; each is measured in a process of its own.
 
-python -m bench.s3_ways WAY BUCKET NUM_BYTES FOLDER is that process: it saves a little, then the whole state, and prints
-what that took as a line of JSON. All begin with a client, or an engine, that has saved before.
+python -m bench.s3_ways WAY BUCKET NUM_BYTES FOLDER is that process: it saves the state twice, as a run does again
+and again, and prints what the second save took as a line of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from .others import single_rank
 
 State = dict[str, torch.Tensor]
 NUM_TENSORS = 32
-_WARM_UP_BYTES = 32 << 20
 
 
 Save = Callable[[State], tuple[float, float]]
@@ -146,14 +145,14 @@ def bytes_there(bucket: str) -> int:
 
 
 def main() -> None:
-    """Save a little, then the whole state, which is what counts."""
+    """Save the state twice; the second time is what counts, and memory from before the first."""
     name, bucket, num_bytes, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
     warnings.simplefilter("ignore")  # of deprecated names inside PyTorch
+    state = bf16_state(num_bytes)
     with WAYS[name](f"s3://{bucket}/state", folder) as save:
-        save(bf16_state(min(num_bytes, _WARM_UP_BYTES)))
-        state = bf16_state(num_bytes)
-        before_bytes = bytes_there(bucket)
         with Watch() as watch:
+            save(state)
+            before_bytes = bytes_there(bucket)
             stall_s, wall_s = save(state)
         found = {"stall_s": stall_s, "wall_s": wall_s, "host_bytes": watch.host_bytes}
     print(json.dumps({**found, "sent_bytes": bytes_there(bucket) - before_bytes}), flush=True)

@@ -20,8 +20,7 @@ from .s3_options import S3Options
 
 LEAST_BYTES_PER_S = 256 << 10
 """A part that has had `timeout_s` and travels slower than this counts as lost: awscrt does not tell how far it is."""
-_LOOK_S = 0.25
-_CHUNK_BYTES = 1 << 20  # awscrt keeps pools for what is of a few chunks; parts are not
+_LOOK_S = 1.0
 _KEPT_BACK = {
     "AWS_ERROR_S3_INTERNAL_ERROR": (500, "InternalError"),
     "AWS_ERROR_S3_SLOW_DOWN": (503, "SlowDown"),
@@ -194,7 +193,7 @@ def _make_client(options: S3Options, ca_path: str | None, is_tls: bool) -> Any:
         region=options.region or "us-east-1",
         tls_mode=S3RequestTlsMode.ENABLED if is_tls else S3RequestTlsMode.DISABLED,
         tls_connection_options=tls,
-        part_size=_CHUNK_BYTES,
+        part_size=options.part_bytes,  # of its pool's chunks: memory that is used again costs no page faults
         max_active_connections_override=options.concurrency,
         retry_config=S3RetryConfig(retry_mode=S3RetryMode.NONE),  # they are ours (`s3_calls`)
         connect_timeout_ms=round(1000 * min(10.0, options.timeout_s)),
