@@ -80,10 +80,11 @@ class S3Reader:
             with contextlib.closing(answer["Body"]) as body:
                 if num_bytes > limit_bytes:
                     return None, etag
-                text = bytes(body.read(num_bytes + 1))
-            if len(text) != num_bytes:
-                raise self._cut_off(key, len(text), num_bytes)
-            return text, etag
+                out = bytearray(num_bytes)
+                num_read = self._fill(attempt, body, memoryview(out))
+            if num_read < num_bytes:
+                raise self._cut_off(key, num_read, num_bytes)
+            return bytes(out), etag
 
         return self._calls.run(call, action="read", key=key)
 
@@ -122,16 +123,21 @@ class S3Reader:
         with self._lock:
             held = {"IfMatch": self._etags[key]} if key in self._etags else {}
         answer = attempt.client.get_object(**self._calls.at(key), Range=f"bytes={offset}-{end - 1}", **held)
-        num_read = 0
-        with contextlib.closing(answer["Body"]) as body:
+        with contextlib.closing(answer["Body"]) as body, out[start:] as rest:
             self._check_answer(answer, key, offset, end)
-            while start + num_read < out.nbytes:
-                attempt.check()
-                with out[start + num_read : start + num_read + _STEP_BYTES] as piece:
-                    count = _read_some(body, piece)
-                if count == 0:
-                    break
-                num_read += count
+            return self._fill(attempt, body, rest)
+
+    @staticmethod
+    def _fill(attempt: Attempt, body: Any, out: memoryview) -> int:
+        """Read until all is there or the body ends. Returns how many bytes came."""
+        num_read = 0
+        while num_read < out.nbytes:
+            attempt.check()
+            with out[num_read : num_read + _STEP_BYTES] as piece:
+                count = _read_some(body, piece)
+            if count == 0:
+                break
+            num_read += count
         return num_read
 
     def _check_answer(self, answer: Answer, key: str, offset: int, end: int) -> None:
@@ -178,13 +184,24 @@ class S3Reader:
 
 
 def _read_some(body: Any, piece: memoryview) -> int:
-    """Read up to a whole piece; 0 where the body ends, early or not."""
-    from botocore.exceptions import IncompleteReadError, ResponseStreamingError
+    """Read what has come, up to a whole piece; 0 where the body ends, early or not.
 
+    boto3's own `readinto` waits until the piece is full, however slowly its bytes trickle.
+    """
+    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+    from urllib3 import exceptions as of
+
+    raw: Any = getattr(body, "_raw_stream", None)
     try:
-        return int(body.readinto(piece))
-    except (IncompleteReadError, ResponseStreamingError):
+        if not hasattr(raw, "read1"):  # urllib3 1
+            return int(body.readinto(piece))
+        text = raw.read1(piece.nbytes)
+    except (IncompleteReadError, ResponseStreamingError, of.ProtocolError):
         return 0
+    except of.ReadTimeoutError as exc:
+        raise ReadTimeoutError(endpoint_url=exc.url or "", error=exc) from exc
+    piece[: len(text)] = text
+    return len(text)
 
 
 def age_s(answer: Answer, since: datetime.datetime) -> float:
