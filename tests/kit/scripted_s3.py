@@ -69,6 +69,7 @@ class Reply:
         cut_bytes: How many bytes of the body are sent before the connection ends; None: all.
         stalls: Nothing more is sent after those, and the connection stays open until the server is closed.
         resets: The connection is reset in place of an answer.
+        trickles: The body comes byte by byte, one in 20 ms, until the server is closed.
     """
 
     status: int = 200
@@ -77,6 +78,7 @@ class Reply:
     cut_bytes: int | None = None
     stalls: bool = False
     resets: bool = False
+    trickles: bool = False
 
 
 def refusal(status: int, code: str, **headers: str) -> Reply:
@@ -171,11 +173,19 @@ class ScriptedS3:
         for name, value in {**headers, **{name.lower(): value for name, value in reply.headers.items()}}.items():
             handler.send_header(name, value)
         handler.end_headers()
-        if handler.command != "HEAD":
+        if reply.trickles:
+            self._trickle(handler, reply.body)
+        elif handler.command != "HEAD":
             handler.wfile.write(reply.body[: reply.cut_bytes])
         if reply.stalls:
             self._closing.wait()
         handler.close_connection = reply.stalls or reply.cut_bytes is not None
+
+    def _trickle(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        for i in range(len(body)):
+            if self._closing.wait(0.02):
+                return
+            handler.wfile.write(body[i : i + 1])
 
 
 class _Server(ThreadingHTTPServer):

@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.kit.scripted_s3 import Reply, Request, ScriptedS3, refusal
 from tests.kit.seaweed import ADMIN, RENEWED, Identity, Seaweed
 from tests.kit.states import filled, random_state
 from tests.kit.wrapping import content, put
-from tidegate.storage import S3Options, S3Store
+from tidegate.storage import S3Options, S3Store, StorePermissionError
 
 PART_BYTES = 5 << 20
 ENGINE: dict[str, Any] = {"codec": "raw", "chunk_bytes": 6 << 20}
@@ -134,3 +134,37 @@ def test_A21_a_provider_is_asked_in_mid_upload(
     assert content(store, "a") == b"".join(pieces)
     assert len((tmp_path / "asked").read_text().splitlines()) > 3
     store.close()
+
+
+@pytest.mark.parametrize(("hours", "says"), [(-2, r"7[12]\d\d s behind"), (2, r"7[12]\d\d s ahead of")])
+def test_a_clock_that_is_wrong_is_named(
+    aws_environment: Seaweed, run_prefix: str, monkeypatch: pytest.MonkeyPatch, hours: int, says: str
+) -> None:
+    """The server refuses what was signed more than 15 minutes ago, or to come, as AWS does."""
+    import botocore.auth
+
+    from tidegate.storage import s3_errors
+
+    skew = timedelta(hours=hours)
+
+    class Wrong(datetime):
+        """Our clock; not the server's."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + skew
+
+    def script(request: Request) -> Reply | None:
+        signed = datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        return refusal(403, "RequestTimeTooSkewed") if abs(datetime.now(UTC) - signed) > timedelta(minutes=15) else None
+
+    with ScriptedS3(script, aws_environment.endpoint_url) as front:
+        store = opened(front, run_prefix)
+        put(store, "a", b"x")
+        monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: Wrong.now(UTC).replace(tzinfo=None))
+        monkeypatch.setattr(s3_errors.datetime, "datetime", Wrong)
+        with pytest.raises(
+            StorePermissionError, match=f"RequestTimeTooSkewed.*this machine's clock is {says} the server's"
+        ):
+            store.compare_and_put("b", b"x", expected=None)
+        store.close()

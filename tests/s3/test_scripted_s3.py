@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -61,6 +62,20 @@ def test_a_body_that_never_ends_is_an_error(opened: Callable[..., S3Store], stal
             store.read_into("a", 0, memoryview(bytearray(900)))
         with pytest.raises(StoreTimeoutError if stalls else StoreIOError):
             store.read_all("a", limit_bytes=1000)
+
+
+def test_a_body_that_trickles_ends_by_the_deadline(opened: Callable[..., S3Store]) -> None:
+    """Though no pause in it is as long as the timeout."""
+    with ScriptedS3(lambda request: ranged(request, TEXT, trickles=True)) as server:
+        store = opened(server)
+        for read in (
+            lambda: store.read_into("a", 0, memoryview(bytearray(900))),
+            lambda: store.read_all("a", limit_bytes=1000),
+        ):
+            start_s = time.monotonic()
+            with pytest.raises(StoreTimeoutError):
+                read()
+            assert time.monotonic() - start_s < 8
 
 
 def test_no_answer_at_all_is_an_error(opened: Callable[..., S3Store]) -> None:
