@@ -41,7 +41,7 @@ from .s3_process import ProcessUpload
 BOUND = 0.05
 SENDERS = ("urllib3", "awscrt", "process")
 RATES = {"100 MB/s": 100e6, "no limit": math.inf}
-DEFAULT_SECONDS = 150.0
+DEFAULT_SECONDS = 240.0
 HEAD = ("sender", "rate", "lock", "core", "loop", "MB/s", "MB/s beside", "rounds")
 Upload = Callable[[], threading.Event]
 """Begins to upload the state; the event says that it is durable."""
