@@ -46,8 +46,8 @@ class S3Options:
         concurrency: How many parts travel at once.
         budget_bytes: The most bytes that wait or travel before `append` blocks, awscrt's copies of those that travel
             counted too; None: three times what may travel at once.
-        transport: Who sends the parts. "awscrt" takes little of the time of a Python thread that trains, over TLS too, and
-            copies each part that travels; "urllib3" does neither. "auto" is "awscrt" where that is installed and no
+        transport: Who sends the parts. "awscrt" takes little of the time of a Python thread that trains, over TLS too,
+            and copies each part that travels; "urllib3" does neither. "auto" is "awscrt" where that is installed and no
             proxy is set.
         timeout_s: How long one attempt may pass without a sign of the server.
         deadline_s: How long a call may take, with all its attempts.
