@@ -74,7 +74,7 @@ def _probe(codec: str, device: torch.device) -> str | None:
     except CodecError as exc:
         return str(exc)
     if header.codec != DEVICE_CODEC_NUMBERS[codec]:
-        return f"nvCOMP's {codec} did not shrink a chunk that shrinks, on {torch.cuda.get_device_name(device)}"
+        return f"{codec} did not shrink a chunk that shrinks, on {torch.cuda.get_device_name(device)}"
     if not bool((out == raw).all()):
         return f"a small round trip through {codec} came back changed on {torch.cuda.get_device_name(device)}"
     return None

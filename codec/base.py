@@ -28,7 +28,8 @@ DEFLATE_CODEC = 4
 LZ4_CODEC = 5
 BITCOMP_CODEC = 6
 CASCADED_CODEC = 7
-CODEC_VERSIONS: Mapping[int, int] = MappingProxyType(dict.fromkeys(range(CASCADED_CODEC + 1), 1))
+RANS_CODEC = 8
+CODEC_VERSIONS: Mapping[int, int] = MappingProxyType(dict.fromkeys(range(RANS_CODEC + 1), 1))
 """The version that this build writes and reads, by codec number."""
 
 SPLIT_CODECS = frozenset((ZSTD_CODEC, GDEFLATE_CODEC, DEFLATE_CODEC))
@@ -55,7 +56,7 @@ class FrameHeader:
         body_bytes: Length of the body; equal to raw_bytes for the raw codec, less for all others.
         raw_digest: Digest of the chunk.
         body_digest: Digest of the body.
-        parameter: Major version of the nvCOMP that wrote the body; 0 for raw, zstd, and deflate by zlib.
+        parameter: Major version of the nvCOMP that wrote the body; 0 for raw, zstd, rans, and deflate by zlib.
     """
 
     codec: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import FRAME_ALIGNMENT_BYTES, RAW_CODEC
+from .base import FRAME_ALIGNMENT_BYTES, RANS_CODEC, RAW_CODEC
 from .blocked import MIN_BLOCK_BYTES
 from .device_plan import (
     BUFFER_ALIGNMENT_BYTES,
@@ -26,9 +26,14 @@ from .errors import CodecError, UnknownCodecError
 from .kernels import Kernels
 from .nvcomp import BatchedCodec, NvcompBatch, load_nvcomp
 from .nvcomp_codecs import NVCOMP_CODECS, nvcomp_codec
+from .rans_plan import rans_encoder_memory
 from .words import WordType
 
-DEVICE_CODEC_NUMBERS = {"raw": RAW_CODEC, **{name: codec.number for name, codec in NVCOMP_CODECS.items()}}
+DEVICE_CODEC_NUMBERS = {
+    "raw": RAW_CODEC,
+    **{name: codec.number for name, codec in NVCOMP_CODECS.items()},
+    "rans": RANS_CODEC,
+}
 """The codecs that can run on a GPU, with their numbers in the frame header."""
 
 ADDRESS_ALIGNMENT_BYTES = 16
@@ -213,7 +218,9 @@ def memory_of(
     for codec in codecs:
         if codec not in DEVICE_CODEC_NUMBERS:
             raise UnknownCodecError(f"the GPU has no codec {codec!r}; it has {', '.join(DEVICE_CODEC_NUMBERS)}")
-        if codec != "raw":
+        if codec == "rans":
+            memories.append(rans_encoder_memory(chunk_bytes))
+        elif codec != "raw":
             memories.append(_memory_of_one(codec, chunk_bytes, _block_bytes(codec, block_bytes), device))
     return merged(memories)
 

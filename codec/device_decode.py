@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .base import RAW_CODEC, FrameHeader
+from .base import RANS_CODEC, RAW_CODEC, FrameHeader
 from .blocked import (
     BLOCK_ALIGNMENT_BYTES,
     MIN_BLOCK_BYTES,
@@ -25,6 +25,8 @@ from .device_report import FAILED_WORD, STATE_WORDS, WORD_BYTES, report_words
 from .errors import CodecError
 from .kernels import indexed, kernels_of
 from .nvcomp import STATUS_BYTES, NvcompBatch, decoder_of
+from .rans_device import decode_rans
+from .rans_format import start_bound_bytes
 from .words import WordType
 
 DECODE_BATCH_BYTES = 64 << 20
@@ -35,6 +37,8 @@ def prefix_bytes(header: FrameHeader) -> int:
     """Return how much of the start of a body `DeviceDecoder.decode` wants on the host: its table, however long."""
     if header.codec == RAW_CODEC:
         return 0
+    if header.codec == RANS_CODEC:
+        return min(header.body_bytes, start_bound_bytes(header.raw_bytes))
     num_blocks = count_blocks(header.raw_bytes, num_planes_of(header), MIN_BLOCK_BYTES)
     return min(header.body_bytes, blocks_start(num_blocks))
 
@@ -45,8 +49,10 @@ def undecodable_reason(header: FrameHeader, device: torch.device) -> str | None:
     The first call for a device compiles kernels: about a second.
     """
     try:
-        kernels_of(indexed(device))
-        if header.codec != RAW_CODEC:
+        kernels = kernels_of(indexed(device))
+        if header.codec == RANS_CODEC:
+            kernels.load_rans()
+        elif header.codec != RAW_CODEC:
             decoder_of(header)
     except CodecError as exc:
         return str(exc)
@@ -96,7 +102,7 @@ class DeviceDecoder:
             header: The frame's header, its raw_bytes checked against what the caller expects.
             body: uint8[body_bytes] on the decoder's device, contiguous, its address a multiple of 16. The stream must
                 already wait for whoever wrote it.
-            body_prefix: The host's copy of the body, or at least of its block table.
+            body_prefix: The host's copy of the body, or at least of its start: `prefix_bytes` of it.
             out: uint8[raw_bytes] on the same device, contiguous, any alignment; undefined until the check has passed.
             body_verified: The caller has checked the body's digest. Else it is checked here before nvCOMP, which trusts
                 its input, sees the body.
@@ -105,7 +111,7 @@ class DeviceDecoder:
             The check to wait for before `out` is used. It keeps `body` and `out` alive.
 
         Raises:
-            CorruptionError: If the block table, or the body's digest, does not hold.
+            CorruptionError: If the block table, the start of a rans body, or the body's digest, does not hold.
             CodecUnavailableError: If nvCOMP is missing, or of another version than the one that wrote the frame.
             CodecError: If a tensor is not as described.
         """
@@ -118,11 +124,11 @@ class DeviceDecoder:
             else:
                 if not body_verified:
                     check_body(header, body, self._stream).wait()
-                decoded = self._decode_blocks(header, body, body_prefix, out, report)
+                decoded = self._decode_body(header, body, body_prefix, out, report)
             self._kernels.piece_digests(decoded.data_ptr(), header.raw_bytes, _digest_at(report))
             return Check(header, report, self._stream, (body, out))
 
-    def _decode_blocks(
+    def _decode_body(
         self,
         header: FrameHeader,
         body: torch.Tensor,
@@ -132,12 +138,28 @@ class DeviceDecoder:
     ) -> torch.Tensor:
         """Return where the decoded chunk lies with an aligned address: `out`, or a copy of it."""
         start = np.frombuffer(body_prefix, dtype=np.uint8)
+        target = out if out.data_ptr() % ADDRESS_ALIGNMENT_BYTES == 0 else torch.empty_like(out)
+        if header.codec == RANS_CODEC:
+            decode_rans(self._kernels, header, start, body, target, report.data_ptr())
+        else:
+            self._decode_blocks(header, start, body, target, report)
+        if target is not out:
+            out.copy_(target, non_blocking=True)
+        return target
+
+    def _decode_blocks(
+        self,
+        header: FrameHeader,
+        start: NDArray[np.uint8],
+        body: torch.Tensor,
+        target: torch.Tensor,
+        report: torch.Tensor,
+    ) -> None:
         table = parse_body(header, start)
         if start.size == header.body_bytes:
             check_padding(table, start)
         else:
             self._check_padding(table, body, report)
-        target = out if out.data_ptr() % ADDRESS_ALIGNMENT_BYTES == 0 else torch.empty_like(out)
         if table.num_planes == 1:
             self._restore(header, table, body, target.data_ptr(), 0, report)
         else:
@@ -147,9 +169,6 @@ class DeviceDecoder:
             self._kernels.join_planes(
                 planes, stride, table.num_planes, target.data_ptr(), header.raw_bytes, rotate=rotate
             )
-        if target is not out:
-            out.copy_(target, non_blocking=True)
-        return target
 
     def _restore(
         self, header: FrameHeader, table: BlockTable, body: torch.Tensor, planes: int, stride: int, report: torch.Tensor

@@ -1,8 +1,9 @@
 """Encode chunks that lie on a CUDA device into frames, on one stream, in buffers that are allocated once.
 
 The work of a chunk: digest of the chunk; split into planes; which blocks are constant; nvCOMP on the candidates; table
-and offsets; gather; digest of the body; report to the host. All of it is enqueued at once; the host only reads the
-report. Planes, nvCOMP's slots and scratch are shared by all slots and codecs, since one stream runs chunk after chunk.
+and offsets; gather; digest of the body; report to the host. (For rans, the kernels of rans_device.py stand between the
+digests.) All of it is enqueued at once; the host only reads the report. Planes, nvCOMP's slots and scratch are shared
+by all slots and codecs, since one stream runs chunk after chunk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .base import RAW_CODEC, ZSTD_CODEC
+from .base import RANS_CODEC, RAW_CODEC, ZSTD_CODEC
 from .device_blocks import (
     ADDRESS_ALIGNMENT_BYTES,
     DEVICE_CODEC_NUMBERS,
@@ -25,6 +26,7 @@ from .device_ticket import Slot, Ticket
 from .errors import CodecError
 from .kernels import indexed, kernels_of
 from .nvcomp import load_nvcomp
+from .rans_device import RansEncoder
 from .words import WordType
 
 
@@ -100,11 +102,13 @@ class DeviceEncoder:
             frames = [arena.take(memory.frame) for _ in range(num_slots)]
             self._slots = [Slot(frame, arena, memory, chunk_bytes, stream) for frame in frames]
             buffers = SharedBuffers.take(arena, memory)
-            self._blocks = {
+            self._makers: dict[str, BlockEncoder | RansEncoder] = {
                 codec: BlockEncoder(codec, chunk_bytes, block_bytes, self._kernels, buffers)
                 for codec in self.codecs
-                if codec != "raw"
+                if codec not in ("raw", "rans")
             }
+            if "rans" in self.codecs:
+                self._makers["rans"] = RansEncoder(chunk_bytes, self._kernels, buffers.slots, buffers.temp)
         self._header_fields = {codec: _header_fields(codec) for codec in self.codecs}
 
     @property
@@ -150,9 +154,9 @@ class DeviceEncoder:
                 slot.after = None
             driver.record(slot.started.cuda_event, stream)
             kernels.piece_digests(raw, raw_bytes, slot.raw_digest)
-            blocks = self._blocks.get(codec)
-            slot.blocked = blocks is not None and blocks.enqueue(raw, raw_bytes, word, slot.body, slot.report, stream)
-            if slot.blocked:
+            maker = self._makers.get(codec)
+            slot.has_body = maker is not None and maker.enqueue(raw, raw_bytes, word, slot.body, slot.report, stream)
+            if slot.has_body:
                 length_at = slot.report + BODY_BYTES_WORD * WORD_BYTES
                 kernels.piece_digests(slot.body, raw_bytes, slot.body_digest, length_at=length_at)
             driver.copy_to_host(slot.host_report, slot.report, slot.report_bytes, stream)
@@ -181,4 +185,4 @@ class DeviceEncoder:
 def _header_fields(codec: str) -> tuple[int, int]:
     """Return a codec's number and its parameter in the frame header."""
     number = DEVICE_CODEC_NUMBERS[codec]
-    return number, 0 if number in (RAW_CODEC, ZSTD_CODEC) else load_nvcomp().version[0]
+    return number, 0 if number in (RAW_CODEC, ZSTD_CODEC, RANS_CODEC) else load_nvcomp().version[0]

@@ -30,7 +30,7 @@ class Slot:
         self, frame: torch.Tensor, arena: Arena, memory: EncoderMemory, chunk_bytes: int, stream: torch.cuda.Stream
     ) -> None:
         self.taken = False
-        self.blocked = False
+        self.has_body = False
         self.after: torch.cuda.Event | None = None
         self.frame = frame
         self.body = frame.data_ptr() + HEADER_BYTES
@@ -159,7 +159,7 @@ class Ticket:
     def _read_header(self, slot: Slot) -> FrameHeader:
         raw_bytes = self._raw.numel()
         raw_digest = read_digest(slot.words_of(slot.raw_digest), raw_bytes)
-        body_bytes = int(slot.host_words[BODY_BYTES_WORD]) if slot.blocked else 0
+        body_bytes = int(slot.host_words[BODY_BYTES_WORD]) if slot.has_body else 0
         if not body_bytes:
             version = CODEC_VERSIONS[RAW_CODEC]
             return FrameHeader(RAW_CODEC, version, self._word, raw_bytes, raw_bytes, raw_digest, raw_digest)

@@ -28,14 +28,39 @@ PARAMETERS = {
         "count_failures": "QQQIQ",
     },
     "copy": {"copy_pieces": "QQI"},
+    "rans_look": {
+        **{f"look_at_segments_{size}": "QQIIIIQQQQQ" for size in (1, 2, 4, 8)},
+        "make_rans_tables": "QIIIIQQQQQ",
+    },
+    "rans_encode": {
+        **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQQ" for size in (1, 2, 4, 8)},
+        "gather_streams": "QQQIIIIIQQIQQQQQI",
+    },
+    "rans_decode": {f"decode_segments_{size}": "QQQIIQQQQQ" for size in (1, 2, 4, 8)},
 }
 """The kernels of each file, with their parameters as `Kernel` wants them."""
+
+RANS_FILES = ("rans_look", "rans_encode", "rans_decode")
+"""Compiled only where the rans codec is used: they take longer than all others together."""
+
+COMMON_FILES = {
+    "rans_look": ("rans_units", "rans_chunk"),
+    "rans_encode": ("rans_units", "rans_chunk"),
+    "rans_decode": ("rans_units",),
+}
+"""What is put in front of a file."""
 
 _OPTIONS = ("--std=c++17",)
 
 
-def load_kernels(device: torch.device) -> dict[str, Kernel]:
-    """Compile all kernels and load them on a device with an index. The first time it takes about a second.
+def load_kernels(device: torch.device, *, rans: bool = False) -> dict[str, Kernel]:
+    """Compile kernels and load them on a device with an index.
+
+    The first time on a machine takes about a second, those of rans some seconds more; CuPy keeps what it compiled.
+
+    Args:
+        device: A CUDA device with an index.
+        rans: Load those of RANS_FILES, else all others.
 
     Raises:
         CodecUnavailableError: If CuPy is not installed, or cannot compile for this device.
@@ -45,12 +70,19 @@ def load_kernels(device: torch.device) -> dict[str, Kernel]:
         return {
             name: kernel
             for file, functions in PARAMETERS.items()
+            if (file in RANS_FILES) == rans
             for name, kernel in _load_file(cupy, file, functions, device).items()
         }
 
 
+def source_of(file: str) -> str:
+    """Return what is compiled for one of PARAMETERS."""
+    names = [*COMMON_FILES.get(file, ()), file]
+    return "".join(Path(__file__).with_name(f"{name}.cu").read_text(encoding="utf-8") for name in names)
+
+
 def _load_file(cupy: ModuleType, file: str, functions: dict[str, str], device: torch.device) -> dict[str, Kernel]:
-    source = Path(__file__).with_name(f"{file}.cu").read_text(encoding="utf-8")
+    source = source_of(file)
     module = cupy.RawModule(code=source, options=_OPTIONS)
     kernels = {}
     try:

@@ -41,7 +41,9 @@ class Kernels:
 
     def __init__(self, device: torch.device) -> None:
         self.driver = cuda_driver()
+        self._device = device
         self._kernels = load_kernels(device)
+        self._has_rans = False
         self._context = self.driver.primary_context(device.index)
         self._here = _Here()
 
@@ -52,6 +54,26 @@ class Kernels:
         """
         handle: int = stream if isinstance(stream, int) else stream.cuda_stream
         return _Scope(self, handle)
+
+    def load_rans(self) -> None:
+        """Load the kernels of the rans codec, unless that is done: some seconds the first time on a machine.
+
+        Raises:
+            CodecUnavailableError: If CuPy cannot compile them for this device.
+        """
+        if not self._has_rans:
+            self._kernels |= load_kernels(self._device, rans=True)
+            self._has_rans = True
+
+    def launch(self, name: str, grid: int, *arguments: int) -> None:
+        """Enqueue a kernel that has no method here: those of rans, after `load_rans`.
+
+        Args:
+            name: Its name in its .cu file.
+            grid: Thread blocks, at least 1.
+            arguments: One integer a parameter.
+        """
+        self._launch(name, grid, *arguments)
 
     def piece_digests(self, source: int, num_bytes: int, words: int, *, length_at: int = 0) -> None:
         """Hash each 64 KiB piece.

@@ -6,6 +6,7 @@ from .base import ANS_CODEC, BITCOMP_CODEC, CASCADED_CODEC, GDEFLATE_CODEC, LZ4_
 from .deflate import DeflateCodec
 from .errors import UnknownCodecError
 from .gpu_only import GpuOnlyCodec
+from .rans import RansCodec
 from .raw import RawCodec
 from .zstd import ZstdCodec
 
@@ -18,6 +19,7 @@ _CODECS: tuple[Codec, ...] = (
     GpuOnlyCodec("lz4", LZ4_CODEC),
     GpuOnlyCodec("bitcomp", BITCOMP_CODEC),
     GpuOnlyCodec("cascaded", CASCADED_CODEC),
+    RansCodec(),
 )
 
 

@@ -90,6 +90,8 @@ class HostEncoder:
         scratch: Where packed chunks that are read in place are gathered first.
         outputs: Where frames are made.
         verify: Decode each frame and compare it with its chunk before it is written.
+        small_codec: The codec for chunks of less than `small_bytes`; None: the same.
+        small_bytes: Their bound.
     """
 
     def __init__(
@@ -101,9 +103,13 @@ class HostEncoder:
         outputs: BufferPool,
         *,
         verify: bool,
+        small_codec: Codec | None = None,
+        small_bytes: int = 0,
     ) -> None:
         self.depth = num_threads + 1
         self._codec = codec
+        self._small_codec = small_codec or codec
+        self._small_bytes = small_bytes
         self._workers = workers
         self._scratch = scratch
         self._outputs = outputs
@@ -135,7 +141,8 @@ class HostEncoder:
                     raise RuntimeError("a buffer pool gave up without being asked to")
                 raw = copied_bytes(scratch, staged.chunk.num_bytes)
                 read_chunk(staged, raw)
-            header = encode_frame(self._codec, raw, staged.chunk.word, output.tensor)
+            codec = self._codec if raw.numel() >= self._small_bytes else self._small_codec
+            header = encode_frame(codec, raw, staged.chunk.word, output.tensor)
             if self._verify:
                 _check_decodes(output.tensor[: header.frame_bytes], raw)
         finally:

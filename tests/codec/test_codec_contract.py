@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.codec.rans_chunks import use_coder
 from tests.contract.codec_contract import CONTENTS, CodecContract, small_chunk, tensor_of
 from tidegate.codec.base import FrameHeader, frame_bound_bytes, unpack_header
 from tidegate.codec.digest import digest
@@ -55,6 +56,35 @@ class TestDeflate(CodecContract):
     def test_ratio(self, word: WordType, content: str, ratio: float) -> None:
         raw = tensor_of(CONTENTS[content](word, (1 << 20) // word.itemsize, np.random.default_rng(5)))
         assert raw.numel() / unpack_header(self.encode(raw, word).numpy()).frame_bytes > ratio
+
+
+class TestRansInNumpy(CodecContract):
+    codec_name = "rans"
+
+    @pytest.fixture(autouse=True)
+    def coder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_coder("numpy", monkeypatch)
+
+    @pytest.mark.parametrize(
+        ("word", "content", "ratio"),
+        [
+            (WordType.BF16, "normal-floats", 1.55),
+            (WordType.F32, "normal-floats", 1.21),
+            (WordType.F16, "normal-floats", 1.2),
+            (WordType.F32, "zero-runs", 1.2),
+            (WordType.F64, "zeros", 500),
+            (WordType.U64, "all-equal", 500),
+        ],
+    )
+    def test_ratio(self, word: WordType, content: str, ratio: float) -> None:
+        raw = tensor_of(CONTENTS[content](word, (1 << 20) // word.itemsize, np.random.default_rng(5)))
+        assert raw.numel() / unpack_header(self.encode(raw, word).numpy()).frame_bytes > ratio
+
+
+class TestRansInNumba(TestRansInNumpy):
+    @pytest.fixture(autouse=True)
+    def coder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_coder("numba", monkeypatch)
 
 
 @pytest.mark.parametrize("name", GPU_ONLY)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from tidegate.codec import kernel_files, kernels
+from tidegate.codec import kernel_files, kernels, rans_format, rans_plan, rans_survey, rans_units
 from tidegate.codec.cuda_driver import CudaDriver, CudaError, Kernel
 from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.kernel_files import APPEND_THREADS, PARAMETERS, THREADS
 
 FOLDER = Path(kernel_files.__file__).resolve().parent
-SIGNATURE = re.compile(r'extern "C" __global__ void __launch_bounds__\((\w+)\)\s+(\w+)\s*\(([^)]*)\)', re.DOTALL)
+SIGNATURE = re.compile(
+    r'extern "C" __global__ void __launch_bounds__\((\w+)(?:, [^)]+)?\)\s+(\w+)\s*\(([^)]*)\)', re.DOTALL
+)
 
 
 def source_of(file: str) -> str:
-    """The source, its one macro of kernels written out."""
-    source = (FOLDER / f"{file}.cu").read_text(encoding="utf-8")
-    macro = re.search(r"#define DEFINE_KERNELS\(WORD, SIZE\)(.*?)\n\n", source, re.DOTALL)
+    """What is compiled, its one macro of kernels written out."""
+    source = kernel_files.source_of(file)
+    macro = re.search(r"#define (DEFINE_\w+)\((?:WORD, )?SIZE\)(.*?)\n\n", source, re.DOTALL)
     if macro is None:
         return source
-    body = macro[1].replace("\\\n", "\n")
-    sizes = re.findall(r"^DEFINE_KERNELS\(\w+, (\d)\)", source, re.MULTILINE)
+    body = macro[2].replace("\\\n", "\n")
+    sizes = re.findall(rf"^{macro[1]}\((?:\w+, )?(\d)\)", source, re.MULTILINE)
     return source.replace(macro[0], "") + "".join(body.replace("##SIZE", size) for size in sizes)
 
 
@@ -43,7 +46,7 @@ def test_every_kernel_is_called_with_its_parameters(file: str) -> None:
 
 
 def test_no_file_is_left_out() -> None:
-    assert {path.stem for path in FOLDER.glob("*.cu")} == set(PARAMETERS)
+    assert {path.stem for path in FOLDER.glob("*.cu")} == {*PARAMETERS, *chain(*kernel_files.COMMON_FILES.values())}
 
 
 def test_the_grid_is_cut_as_the_kernels_cut() -> None:
@@ -51,6 +54,16 @@ def test_the_grid_is_cut_as_the_kernels_cut() -> None:
     assert "kTileBytes = 16 * kThreads * kVectorsPerThread" in source_of("blocks")
     assert 16 * THREADS * kernels._UNITS_PER_THREAD == kernels._TILE_BYTES
     assert f"constexpr u32 kUnitsPerThread = {kernels._UNITS_PER_THREAD};" in source_of("planes")
+
+
+def test_the_rans_kernels_cut_as_the_format_says() -> None:
+    look, encoder, decoder = (source_of(f"rans_{name}") for name in ("look", "encode", "decode"))
+    for source in (look, encoder, decoder):
+        assert f"kLog2Sum = {rans_format.LOG2_SUM}," in source
+    assert f"kSampledTiles = {rans_survey.SAMPLED_ABOVE_TILES};" in look
+    assert f"kTileBytes = {rans_units.TILE_BYTES}," in look
+    assert f"kCarriedBytes = {rans_units.CARRIED_BYTES};" in look
+    assert rans_plan.SEGMENTS_PER_BLOCK == THREADS // rans_units.NUM_LANES
 
 
 def test_arguments_are_packed_as_c_does() -> None:

@@ -9,7 +9,17 @@ from tidegate.codec.device_blocks import DEVICE_CODEC_NUMBERS
 from tidegate.codec.errors import UnknownCodecError
 from tidegate.codec.registry import codec_named, codec_names, codec_numbered, needs_gpu
 
-NUMBERS = {"raw": 0, "zstd": 1, "ans": 2, "gdeflate": 3, "deflate": 4, "lz4": 5, "bitcomp": 6, "cascaded": 7}
+NUMBERS = {
+    "raw": 0,
+    "zstd": 1,
+    "ans": 2,
+    "gdeflate": 3,
+    "deflate": 4,
+    "lz4": 5,
+    "bitcomp": 6,
+    "cascaded": 7,
+    "rans": 8,
+}
 
 
 def test_names_and_numbers_are_those_of_the_format() -> None:
@@ -23,7 +33,7 @@ def test_the_gpu_has_the_same_numbers() -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_which_need_a_gpu(name: str) -> None:
-    assert needs_gpu(name) == (name not in ("raw", "zstd", "deflate"))
+    assert needs_gpu(name) == (name not in ("raw", "zstd", "deflate", "rans"))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -39,7 +49,7 @@ def test_unknown_name(name: str) -> None:
         codec_named(name)
 
 
-@pytest.mark.parametrize(("number", "version"), [(8, 1), (255, 1), (-1, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize(("number", "version"), [(9, 1), (255, 1), (-1, 1), (1, 0), (1, 2)])
 def test_unknown_number_or_version(number: int, version: int) -> None:
     with pytest.raises(UnknownCodecError, match=f"no codec {number} of version {version}; upgrade"):
         codec_numbered(number, version)

@@ -15,6 +15,8 @@ import torch
 import zstandard
 from numpy.typing import NDArray
 
+from tests.codec.rans_chunks import encoded as encoded_body
+from tests.codec.rans_chunks import every_kind, header_of
 from tests.contract.codec_contract import CONTENTS, widened
 from tidegate.codec.base import ZSTD_CODEC, FrameHeader, frame_bound_bytes
 from tidegate.codec.blocked import BlockKind, pack_table
@@ -44,6 +46,12 @@ def chunks() -> Iterator[tuple[str, str, WordType, Octets]]:
     for word in (WordType.U8, WordType.BF16, WordType.F32, WordType.F64):
         name = f"deflate-{word.name.lower()}"
         yield name, "deflate", word, CONTENTS["zero-runs"](word, 2400 // word.itemsize, rng)
+    for word in WordType:
+        # Short enough to be small, long enough to shrink; some bytes more than whole tiles.
+        octets = CONTENTS["zero-runs"](word, 12_000 // word.itemsize, rng)
+        octets[2048:4096] = 0
+        yield f"rans-{word.name.lower()}", "rans", word, octets
+    yield "rans-kinds-bf16", "rans", WordType.BF16, every_kind(WordType.BF16, rng)
 
 
 def encoded(codec: str, word: WordType, raw: Octets) -> bytes:
@@ -67,6 +75,13 @@ def of_another_writer(word: WordType, raw: Octets) -> bytes:
     return header.pack() + body
 
 
+def of_another_rans_writer(word: WordType, raw: Octets) -> bytes:
+    """A frame of short segments, with 14-bit probabilities."""
+    body = encoded_body(raw, word, segment_tiles=16, log2_sum=14)
+    assert body is not None
+    return header_of(raw, word, body).pack() + body.tobytes()
+
+
 def write(index: dict[str, dict[str, str | int]], name: str, word: WordType, raw: Octets, frame: bytes) -> None:
     """Write one frame and its entry, unless it is there."""
     path = FOLDER / f"{name}.tgf"
@@ -84,6 +99,9 @@ def main() -> None:
         write(index, name, word, raw, encoded(codec, word, raw))
     raw = np.repeat(np.random.default_rng(7).integers(0, 500, 700).astype("<u2"), 13).view(np.uint8)
     write(index, "zstd-small-blocks", WordType.U16, raw, of_another_writer(WordType.U16, raw))
+    for word in (WordType.F32, WordType.F64):
+        raw = every_kind(word, np.random.default_rng(8), segment_tiles=16)
+        write(index, f"rans-kinds-{word.name.lower()}", word, raw, of_another_rans_writer(word, raw))
     INDEX.write_text(json.dumps(index, indent=2) + "\n")
 
 

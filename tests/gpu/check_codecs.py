@@ -1,8 +1,10 @@
 """How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,codecs,nvcomp,lanes,host,copy]`. Prints one
-line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes. `lanes`
-is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings.
+    python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy] [--write NAME]
+
+Prints one line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes.
+`lanes` is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings; `--write` also
+puts everything into NAME.json in $OUT or bench/results.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 
 import torch
 
+from bench.rig import write_results
 from tidegate.codec.availability import device_codecs, unavailable_reason
 from tidegate.codec.device import DEVICE_CODEC_NUMBERS, DeviceDecoder, DeviceEncoder
 from tidegate.codec.device_plan import lay_out
@@ -22,9 +25,10 @@ from tidegate.codec.words import WordType
 from .check_copies import measure_copies
 from .check_host import measure_host
 from .check_nvcomp import measure_lanes, measure_nvcomp, sweep
-from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, seconds_of, timed
+from .check_rans import measure_rans
+from .timing import CHUNK_BYTES, NUM_CHUNKS, REPORTED, hold_up, make_chunks, report, seconds_of, timed
 
-PARTS = ("kernels", "codecs", "nvcomp", "lanes", "host", "copy")
+PARTS = ("kernels", "rans", "codecs", "nvcomp", "lanes", "host", "copy")
 WORDS = (WordType.BF16, WordType.F32, WordType.F64)
 
 
@@ -122,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS)
+    parser.add_argument("--write", metavar="NAME")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     stream = torch.cuda.Stream(device)
@@ -140,9 +145,11 @@ def main() -> None:
     with torch.cuda.stream(stream), kernels.on(stream):
         if "kernels" in arguments.only:
             measure_kernels(kernels, stream, device)
+        if "rans" in arguments.only:
+            measure_rans(kernels, stream, device)
         for codec in available:
             for word in WORDS:
-                if "nvcomp" in arguments.only and codec != "raw":
+                if "nvcomp" in arguments.only and codec not in ("raw", "rans"):
                     measure_nvcomp(nvcomp_codec(codec), word, stream, device, "default")
                 if "codecs" in arguments.only:
                     measure_codec(codec, word, stream, device, None, "default")
@@ -150,6 +157,8 @@ def main() -> None:
                 measure_pipelined(codec, stream, device)
         if arguments.sweep:
             sweep(stream, device)
+    if arguments.write:
+        print("written to", write_results(arguments.write, {"measurements": REPORTED}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,303 @@
+// What the rans encoder finds out before it codes: kind, flags and tile map of each segment, and the tables.
+
+constexpr u32 kSampledTiles = 4096;   // a chunk of more tiles is only sampled for the tables
+
+__device__ __forceinline__ u32 sum_of_warp(u32 n) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) n += __shfl_xor_sync(kAll, n, apart);
+  return n;
+}
+__device__ __forceinline__ u32 any_of_warp(u32 bits) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) bits |= __shfl_xor_sync(kAll, bits, apart);
+  return bits;
+}
+__device__ __forceinline__ u32 greatest_of_warp(u32 n) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) {
+    const u32 other = __shfl_xor_sync(kAll, n, apart);
+    n = other > n ? other : n;
+  }
+  return n;
+}
+
+// What all units of a segment have in common, as far as they were looked at.
+template <u32 kUnitBytes>
+struct Evidence {
+  u32 even, odd, clear, high, differs;   // bits set in even and odd words, signs that are 0, high exponents, no constant
+
+  __device__ void look_at(uint4 q, uint2 first) {
+    even |= q.x | q.z;
+    odd |= q.y | q.w;
+    clear |= ~(q.y & q.w);
+    if (kUnitBytes < 8) clear |= ~(q.x & q.z);
+    if (kUnitBytes == 8) high |= high_exponent((u64)q.y << 32) >> 8 | high_exponent((u64)q.w << 32) >> 8;
+    differs |= (q.x ^ first.x) | (q.y ^ first.y) | (q.z ^ first.x) | (q.w ^ first.y);
+  }
+  __device__ void share() {
+    even = any_of_warp(even), odd = any_of_warp(odd), clear = any_of_warp(clear);
+    high = any_of_warp(high), differs = any_of_warp(differs);
+  }
+  __device__ u32 flags_and_sign() const {   // as they lie in an info
+    if (kUnitBytes == 1) return 0;
+    const u32 signs = kUnitBytes == 2 ? 0x80008000u : 0x80000000u;
+    const bool set = ((kUnitBytes < 8 ? even | odd : odd) & signs) != 0, unset = (clear & signs) != 0;
+    const bool one_sign = set != unset;
+    const bool no_high = kUnitBytes == 8 && high == 0;
+    const bool is_short = kUnitBytes == 8 ? (even & 0x1FFFFFFF) == 0 : kUnitBytes == 4 && ((even | odd) & 0xFFFF) == 0;
+    return ((one_sign ? kOneSign : 0) | (no_high ? kNoHigh : 0) | (is_short ? kShort : 0)) << kFlagShift |
+           (one_sign && set ? 1u : 0u) << kSignShift;
+  }
+};
+
+// Where in a tile the sampled sector starts; `tile` is the tile's number in the chunk.
+__device__ __forceinline__ u32 sector_of(u64 tile) { return ((u32)tile * 0x9E3779B1u >> 28) * 32; }
+
+template <u32 kUnitBytes>
+__device__ __forceinline__ void count(uint4 q, u32 exist, u32 (*histogram)[kLanes]) {
+  typedef Cut<kUnitBytes, 0> C;
+  typename C::Value value[C::kUnits];
+  values_of<C>(q, value);
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (i * kUnitBytes < exist) atomicAdd(&histogram[symbol_of<C>(value[i])][lane_of_thread()], 1u);
+}
+
+// The first 8 bytes of a segment; of a shorter one its first unit again and again.
+template <u32 kUnitBytes> __device__ __forceinline__ uint2 first_of(const u8* segment, u32 bytes) {
+  u64 first = 0;
+  for (u32 i = 0; i < 8; ++i) first |= (u64)segment[i < bytes ? i : i % kUnitBytes] << (8 * i);
+  return make_uint2((u32)first, (u32)(first >> 32));
+}
+
+// Returns the info of a segment; lane w < 8 gets word w of its tile map.
+template <u32 kUnitBytes>
+__device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, bool sampled, u32& map) {
+  const u32 lane = lane_of_thread(), tiles = (bytes + kTileBytes - 1) / kTileBytes;
+  const uint2 first = first_of<kUnitBytes>(segment, bytes);
+  const uint4 filler = make_uint4(first.x, first.y, first.x, first.y);
+  map = smaller(lane * 32, tiles) == tiles ? 0 : tiles - lane * 32 >= 32 ? kAll : (1u << (tiles - lane * 32)) - 1;
+  if (sampled) {
+    Evidence<kUnitBytes> seen = {};
+    u32 zero_sector = 0;
+#pragma unroll 4
+    for (u32 base = 0; base < tiles; base += 16) {
+      const u32 t = base + lane / 2, at = t * kTileBytes + sector_of(first_tile + t) + lane % 2 * kLaneBytes;
+      const u32 exist = existing(at, bytes);
+      const uint4 q = load_vector(segment + at, exist, filler);
+      const u32 nonzero = exist ? q.x | q.y | q.z | q.w : 0;   // wrong only where the filler is in it: looked at below
+      if (exist) seen.look_at(q, first);
+      const u32 of_sector = nonzero | __shfl_xor_sync(kAll, nonzero, 1);
+      zero_sector |= t < tiles && (of_sector == 0 || exist < kLaneBytes);
+    }
+    seen.share();
+    const u32 common = seen.flags_and_sign();
+    if (!__any_sync(kAll, zero_sector) && seen.differs && common == 0) return kCoded | tiles << kTilesShift;
+  }
+  Evidence<kUnitBytes> seen = {};
+  u32 coded = 0;
+  map = 0;
+#pragma unroll 4
+  for (u32 t = 0; t < tiles; ++t) {
+    const u32 at = t * kTileBytes + lane * kLaneBytes, exist = existing(at, bytes);
+    const uint4 q = load_vector(segment + at, exist, filler);
+    u32 nonzero = q.x | q.y | q.z | q.w;
+    if (exist < kLaneBytes) {
+      const uint4 bare = load_vector(segment + at, exist, make_uint4(0, 0, 0, 0));
+      nonzero = bare.x | bare.y | bare.z | bare.w;
+    }
+    if (exist) seen.look_at(q, first);
+    const bool some = __any_sync(kAll, nonzero != 0);
+    if (some && lane == t / 32) map |= 1u << t % 32;
+    coded += some;
+  }
+  seen.share();
+  if (coded == 0) return kZero;
+  if (seen.differs == 0) return kConstant;
+  return kCoded | seen.flags_and_sign() | (coded < tiles ? 1u << kMappedShift : 0) | coded << kTilesShift;
+}
+
+// Bytes of the raw area of a segment.
+template <u32 kUnitBytes> __device__ u32 area_bytes(u32 info) {
+  const u32 flags = info >> kFlagShift, tiles = info >> kTilesShift;
+  if (info % 4 != kCoded || kUnitBytes == 1) return 0;
+  u32 bits = 8 * kUnitBytes - 8;
+  if (flags & kOneSign) bits -= 1;
+  if (flags & kNoHigh) bits -= 3;
+  if (flags & kShort) bits -= kUnitBytes == 8 ? 29 : 16;
+  u32 bytes = 0;
+  for (u32 width = 32; width > 0; width /= 2)
+    if (bits & width) bytes += plane_bytes<kLaneBytes / kUnitBytes>(width, tiles);
+  return bytes - kCarriedBytes;
+}
+
+template <u32 kUnitBytes>
+__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts, u64* raw_areas,
+                                 u32* block_areas) {
+  __shared__ u32 areas[kWarps];
+  __shared__ uint4 room[kSymbols * kLanes / 4];   // a column a lane, so that no two lanes of a warp meet
+  u32(*histogram)[kLanes] = reinterpret_cast<u32(*)[kLanes]>(room);
+  for (u32 i = threadIdx.x; i < kSymbols * kLanes / 4; i += kThreads) room[i] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  const u32 lane = lane_of_thread(), warp = threadIdx.x / kLanes, s = chunk.segment();
+  u32 area = 0;
+  if (s < chunk.num_segments) {
+    const u8* segment = chunk.raw + chunk.start_of(s);
+    const u32 bytes = chunk.bytes_of(s), tiles = (bytes + kTileBytes - 1) / kTileBytes;
+    const u64 first_tile = (u64)s * chunk.segment_tiles;
+    const bool sampled = chunk.raw_bytes > (u64)kSampledTiles * kTileBytes;
+    u32 map;
+    const u32 info = look_at_segment<kUnitBytes>(segment, bytes, first_tile, sampled, map);
+    area = area_bytes<kUnitBytes>(info);
+    if (lane == 0) infos[s] = info, raw_areas[s] = area;
+    if (lane < 8) maps[8 * s + lane] = map;
+    if (info % 4 == kCoded) {
+      const uint4 zero = make_uint4(0, 0, 0, 0);
+      const u32 step = sampled ? 16 : 1;
+      for (u32 base = 0; base < tiles; base += step) {
+        const u32 t = sampled ? base + lane / 2 : base;
+        const u32 within = sampled ? sector_of(first_tile + t) + lane % 2 * kLaneBytes : lane * kLaneBytes;
+        const u32 at = t * kTileBytes + within, word = __shfl_sync(kAll, map, t / 32 % kLanes);
+        const u32 exist = word >> t % 32 & 1 ? existing(at, bytes) : 0;
+        if (exist) count<kUnitBytes>(load_vector(segment + at, exist, zero), exist, histogram);
+      }
+    }
+  }
+  if (lane == 0) areas[warp] = area;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    area = 0;
+    for (u32 w = 0; w < kWarps; ++w) area += areas[w];
+    block_areas[blockIdx.x] = area;
+  }
+  u32 sum = 0;
+  for (u32 i = 0; i < kLanes; ++i) sum += histogram[threadIdx.x][(i + threadIdx.x) % kLanes];
+  counts[blockIdx.x * kSymbols + threadIdx.x] = sum;
+}
+
+// Tables. What the coder looks up of a symbol of frequency f and start a:
+//   x  f << 20, less 1: a greater state emits a word first; y  the reciprocal
+//   z  a                                               w  bit 31 increment, bit 30 no such symbol, bits 8 … kSum - f, 0 … shift
+// so that state / f = (state + increment) * y >> (32 + shift), exactly, for every state below f << 20. Rounded up the
+// reciprocal is exact unless f is above 2,048, or 1; rounded down, with the increment, it is where it is not. (With N =
+// 31 + shift + 1 and e = y f - 2^N: exact if e (f << 20) <= 2^N; one of both roundings has e <= f / 2 <= 2^(shift).)
+
+__device__ uint4 code_entry(u32 f, u32 start) {
+  if (f == 0) return make_uint4(kAll, 0, 0, 1u << 30);
+  if (f == 1) return make_uint4((1u << 20) - 1, kAll, start, 1u << 31 | (kSum - 1) << 8);
+  u32 shift = 0;
+  while ((2u << shift) < f) ++shift;
+  const u64 power = 1ull << (32 + shift), up = (power + f - 1) / f, error = up * f - power;
+  const bool down = error * ((u64)f << 20) > power;
+  return make_uint4((f << 20) - 1, (u32)up - down, start, (down ? 1u << 31 : 0) | (kSum - f) << 8 | shift);
+}
+
+// One warp, symbols 8 * lane … of each lane: brings the frequencies to their sum and makes the wide ones.
+__device__ void settle(u32* frequency, u32* wide) {
+  const u32 lane = lane_of_thread();
+  u32 f[8], sum = 0;
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) sum += f[i] = frequency[8 * lane + i];
+  int missing = (int)kSum - (int)sum_of_warp(sum);
+  u32 greatest;
+  for (;;) {
+    u32 key = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      const u32 mine = f[i] << 8 | (255 - (8 * lane + i));   // of equals, the lowest symbol
+      key = mine > key ? mine : key;
+    }
+    key = greatest_of_warp(key);
+    greatest = 255 - key % 256;
+    if (missing == 0) break;
+    const u32 eighth = (key >> 8) / 8 > 1 ? (key >> 8) / 8 : 1;
+    const int change = missing > 0 ? missing : -(int)smaller((u32)-missing, eighth);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i)
+      if (8 * lane + i == greatest) f[i] += change;
+    missing -= change;
+  }
+  u32 w[8];
+  sum = 0;
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) sum += w[i] = 1 + f[i] * (kSum - kSymbols) / kSum;
+  sum = sum_of_warp(sum);
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) {
+    if (8 * lane + i == greatest) w[i] += kSum - sum;
+    frequency[8 * lane + i] = f[i];
+    wide[8 * lane + i] = w[i];
+  }
+}
+
+// `counts` holds one histogram a thread block of the kernel before.
+__device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4* entries, u8* packed, u32* packed_bytes) {
+  __shared__ u32 counted[kSymbols], frequency[kSymbols], wide[kSymbols], room[kWarps];
+  const u32 s = threadIdx.x;
+  u32 mine = 0, total;
+  for (u32 i = 0; i < num_counts; ++i) mine += counts[i * kSymbols + s];
+  sum_before(mine, room, total);
+  if (total == 0) {
+    mine = s == 0;
+    total = 1;
+  }
+  counted[s] = mine;
+  __syncthreads();
+  bool present = mine != 0;
+  const u32 last = smaller(s + 8 * spread, kSymbols - 1);
+  for (u32 i = s > 2 * spread ? s - 2 * spread : 0; i <= last; ++i) present |= counted[i] != 0;
+  const u32 f = (u32)(((u64)mine * kSum + total / 2) / total);
+  frequency[s] = !present ? 0 : f ? f : 1;
+  __syncthreads();
+  if (s < kLanes) settle(frequency, wide);
+  __syncthreads();
+  u32 sum;
+  const u32 before = sum_before(frequency[s], room, sum), wide_before = sum_before(wide[s], room, sum);
+  entries[s] = code_entry(frequency[s], before);
+  entries[kSymbols + s] = code_entry(wide[s], wide_before);
+  const u32 rank = sum_before(present ? 1u : 0u, room, sum);
+  const u32 here = __ballot_sync(kAll, present);
+  if (s % kLanes == 0) reinterpret_cast<u32*>(packed)[s / kLanes] = here;
+  if (present) reinterpret_cast<u16*>(packed + 32)[rank] = (u16)frequency[s];
+  if (s == 0) *packed_bytes = 32 + 2 * sum;
+}
+
+// Turns the bytes of raw areas into where they start in the raw region, for the segments of a table; the last table's block
+// adds where the region ends.
+__device__ void place_areas(u32 table, u32 num_segments, u32 segments_per_table, u32 blocks_per_table,
+                            const u32* block_areas, u64* raw_offsets) {
+  __shared__ u64 room[kWarps];
+  u64 end = sum_of_block(block_areas, table * blocks_per_table, room);
+  const u32 first = table * segments_per_table, last = smaller(first + segments_per_table, num_segments);
+  for (u32 base = first; base < last; base += kThreads) {
+    const u32 s = base + threadIdx.x;
+    u64 total;
+    const u64 before = sum_before(s < last ? raw_offsets[s] : 0, room, total);
+    if (s < last) raw_offsets[s] = end + before;
+    end += total;
+  }
+  if (last == num_segments && threadIdx.x == 0) raw_offsets[num_segments] = end;
+}
+
+// One thread block a table.
+extern "C" __global__ void __launch_bounds__(kThreads)
+make_rans_tables(const u32* counts, u32 num_segments, u32 segments_per_table, u32 blocks_per_table, u32 spread,
+                 uint4* entries, u8* packed, u32* packed_bytes, const u32* block_areas, u64* raw_offsets) {
+  const u32 t = blockIdx.x;
+  make_table(counts + t * blocks_per_table * kSymbols, blocks_per_table, spread, entries + 2 * kSymbols * t,
+             packed + kPackedTableBytes * t, packed_bytes + t);
+  place_areas(t, num_segments, segments_per_table, blocks_per_table, block_areas, raw_offsets);
+}
+
+#define DEFINE_LOOK(SIZE)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(kThreads) look_at_segments_##SIZE(                                \
+      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
+      u32 blocks_per_table, u32* infos, u32* maps, u32* counts, u64* raw_areas, u32* block_areas) {              \
+    look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
+                           infos, maps, counts, raw_areas, block_areas);                                         \
+  }
+
+DEFINE_LOOK(1)
+DEFINE_LOOK(2)
+DEFINE_LOOK(4)
+DEFINE_LOOK(8)
