@@ -137,7 +137,8 @@ def write_object(
     except BaseException as exc:  # noqa: BLE001 - raised again as the job's first failure
         job.fail(exc)
         writer.abort()
-        raise job.failure or exc from None
+        first = job.failure or exc
+        raise first from first.__cause__  # not from `exc`, which may have come of it
     return record, totals
 
 

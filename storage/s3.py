@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from .base import ObjectStat
@@ -9,9 +10,10 @@ from .errors import InvalidKeyError, ObjectExistsError, ObjectNotFoundError, Sto
 from .keys import check_key, check_new_key, check_prefix, is_reserved
 from .s3_calls import Attempt, Calls
 from .s3_checksum import Checksummer
-from .s3_client import Answer, Client, check_boto3, object_arguments, request_arguments
+from .s3_client import Answer, Client, check_boto3, endpoint_of, object_arguments, request_arguments
 from .s3_conditions import Conditions
 from .s3_object import ABORT_S
+from .s3_opened import S3OpenObject
 from .s3_options import S3Options, parse_s3_url, with_environment
 from .s3_reader import S3Reader, age_s
 from .s3_uploads import Uploads
@@ -43,6 +45,8 @@ class S3Store:
         if prefix:
             check_key(prefix)
         self._options = with_environment(options or S3Options())
+        if client is not None and self._options.endpoint_url is None:
+            self._options = dataclasses.replace(self._options, endpoint_url=endpoint_of(client))
         self._checksummer = Checksummer(self._options.checksum)
         self._owns_client = client is None
         self._calls = Calls(self._options, bucket, prefix, client=client)
@@ -92,6 +96,14 @@ class S3Store:
         """Fill `out` from `offset` on; see `Store.read_into`. An object that changes between two reads is an error."""
         check_key(key)
         self._reader.read_into(key, offset, out)
+
+    def open_reader(self, key: str) -> S3OpenObject:
+        """Open an object for reading; see `OpeningStore.open_reader`. One call, and nothing to be closed.
+
+        The object that it was then cannot be read any more once it is replaced or deleted: that is an error.
+        """
+        check_key(key)
+        return S3OpenObject.look_up(self._reader, key)
 
     def read_all(self, key: str, *, limit_bytes: int) -> bytes:
         """Return a whole small object; see `Store.read_all`."""

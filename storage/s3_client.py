@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from .errors import StorageError
 from .s3_native import native_sender
 from .s3_options import S3Options
 
 Answer = dict[str, Any]
+_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 
 
 class Client(Protocol):
@@ -45,7 +48,7 @@ def make_client(options: S3Options) -> Client:
     taken effect (`s3_calls`). Its checksums are off: ours are computed without a copy (`s3_checksum`).
 
     Raises:
-        StorageError: boto3, or the transport, is missing.
+        StorageError: boto3, the transport, or the file of certificates is missing.
         botocore.exceptions.BotoCoreError: The profile, the endpoint or another setting is wrong.
     """
     check_boto3()
@@ -55,11 +58,14 @@ def make_client(options: S3Options) -> Client:
     addressing = options.addressing
     if addressing == "auto":
         addressing = "path" if options.endpoint_url else "virtual"
+    if options.ca_bundle is not None and not os.path.isfile(options.ca_bundle):
+        raise StorageError(f"ca_bundle is {options.ca_bundle!r}: there is no such file")
     session = boto3.session.Session(profile_name=options.profile)
     client: Client = session.client(
         "s3",
         endpoint_url=options.endpoint_url,
         region_name=options.region or session.region_name or "us-east-1",
+        verify=options.ca_bundle,
         config=Config(
             signature_version="s3v4",
             # Our checksums guard the parts. SHA-256 over plain http would cost a core for every 0.46 GB/s.
@@ -84,12 +90,19 @@ def _choose_transport(client: Any, options: S3Options, session: Any) -> None:
     if options.transport == "urllib3":
         return
     has_proxy = bool(get_environ_proxies(client.meta.endpoint_url))
-    ca_path = session._session.get_config_variable("ca_bundle") or get_cert_path(True)
+    ca_path = options.ca_bundle or session._session.get_config_variable("ca_bundle") or get_cert_path(True)
     sender = None if has_proxy and options.transport == "auto" else native_sender(options, ca_path)
     if sender is not None:
         client.meta.events.register_last("before-send.s3", sender)
     elif options.transport == "awscrt":
         raise StorageError('transport="awscrt" needs awscrt >= 0.38: pip install -U awscrt, or use "urllib3"')
+
+
+def endpoint_of(client: Client) -> str | None:
+    """Return the server that a client was made for; None for AWS, or where the client does not say."""
+    url = str(getattr(getattr(client, "meta", None), "endpoint_url", None) or "")
+    host = urlsplit(url).hostname or ""
+    return None if not host or host.endswith(_AWS) else url
 
 
 def request_arguments(options: S3Options) -> dict[str, object]:

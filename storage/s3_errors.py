@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import email.utils
 import errno
+import http.client
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +30,18 @@ _DENIED: _Kind = (
 )  # fmt: skip
 _CLOCK: _Kind = (StorePermissionError, errno.EACCES, False, "this machine's clock is wrong: set it")
 _CHANGED: _Kind = (StoreIOError, errno.EIO, True, "the bytes changed on their way: try again")
+_SILENT: _Kind = (StoreTimeoutError, errno.ETIMEDOUT, True, "the server does not answer: check it and the network")
+_SLOW: _Kind = (StoreTimeoutError, errno.ETIMEDOUT, True, "the server takes no more bytes: check it and the network")
+_NETWORK: _Kind = (StoreIOError, errno.EIO, True, "check endpoint_url, the server and the network")
+_CERTIFICATE: _Kind = (
+    StoreIOError, errno.EIO, False, "check the server's certificate, and ca_bundle or AWS_CA_BUNDLE"
+)  # fmt: skip
+_OPTIONS: _Kind = (StoreIOError, errno.EINVAL, False, "check the options of this store")
+_UNKNOWN: _Kind = (
+    StorageError, None, False,
+    "this is no failure that passes: check the options of this store, and report it if they are right",
+)  # fmt: skip
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ConnectionError)
 _KMS: _Kind = (StorePermissionError, errno.EACCES, False, "check kms_key_id and the right to use that key")
 _REGION: _Kind = (StoreIOError, errno.EINVAL, False, "the bucket is in another region: give region")
 _FULL: _Kind = (StoreFullError, errno.ENOSPC, False, "free some room there, keep fewer checkpoints, or write elsewhere")
@@ -74,10 +88,10 @@ _BY_STATUS: dict[int, _Kind] = {
 
 
 def s3_error(exc: Exception, *, action: str, url: str, key: str) -> StorageError:
-    """Translate an error of boto3.
+    """Translate an error of boto3. Only what is known to pass becomes one that is retryable.
 
     Args:
-        exc: A ClientError, a BotoCoreError, or what urllib3 let through.
+        exc: A ClientError, a BotoCoreError, what urllib3 let through, or any other: a mistake of ours, for instance.
         action: What was tried, to follow "cannot": "read", "write", …
         url: The object concerned.
         key: Its key.
@@ -89,12 +103,8 @@ def s3_error(exc: Exception, *, action: str, url: str, key: str) -> StorageError
 
     if isinstance(exc, ClientError):
         return _of_answer(exc.response, action, url, key)
-    if isinstance(exc, BotoCoreError):
-        cls, number, retryable, advice = _kind_of_botocore(exc)
-    elif isinstance(exc, TimeoutError):
-        cls, number, retryable, advice = StoreTimeoutError, errno.ETIMEDOUT, True, "the server does not answer"
-    else:
-        cls, number, retryable, advice = _AGAIN
+    kind = _kind_of_botocore(exc) if isinstance(exc, BotoCoreError) else _kind_of_other(exc)
+    cls, number, retryable, advice = kind
     message = f"cannot {action} {url}: {exc} [{type(exc).__name__}]; {advice}"
     return cls(message, key=key, errno=number, retryable=retryable)
 
@@ -153,26 +163,42 @@ def _kind_of_botocore(exc: Exception) -> _Kind:
     from botocore import exceptions as of
 
     if isinstance(exc, of.ConnectTimeoutError | of.ReadTimeoutError):
-        return StoreTimeoutError, errno.ETIMEDOUT, True, "the server does not answer: check it and the network"
+        return _SILENT
     if isinstance(exc, of.SSLError):
-        return StoreIOError, errno.EIO, False, "check the server's certificate and AWS_CA_BUNDLE"
-    if isinstance(exc, of.HTTPClientError | of.ConnectionError | of.IncompleteReadError) and _has_timed_out(exc):
-        return StoreTimeoutError, errno.ETIMEDOUT, True, "the server takes no more bytes: check it and the network"
+        return _NETWORK if _is_behind(exc, _CUT_OFF) else _CERTIFICATE
     if isinstance(exc, of.HTTPClientError | of.ConnectionError | of.IncompleteReadError):
-        return StoreIOError, errno.EIO, True, "check endpoint_url, the server and the network"
+        if _is_behind(exc, TimeoutError):  # urllib3 calls one while sending a closed connection
+            return _SLOW
+        if type(exc) is of.HTTPClientError:  # around whatever came out of urllib3 or of a request's body
+            return _kind_of_other(exc.__cause__ or exc.__context__)
+        return _NETWORK
     if isinstance(exc, of.NoCredentialsError | of.PartialCredentialsError | of.CredentialRetrievalError):
         advice = "give credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
         return StorePermissionError, errno.EACCES, isinstance(exc, of.CredentialRetrievalError), advice
     if isinstance(exc, of.ProfileNotFound):
         return StorePermissionError, errno.EACCES, False, "check profile and AWS_PROFILE"
-    return StoreIOError, errno.EINVAL, False, "check the options of this store"
+    return _OPTIONS
 
 
-def _has_timed_out(exc: BaseException) -> bool:
-    """Whether a timeout of the socket is behind it: urllib3 calls one while sending a closed connection."""
+def _kind_of_other(exc: BaseException | None) -> _Kind:
+    from urllib3 import exceptions as of
+
+    if isinstance(exc, TimeoutError | of.TimeoutError):
+        return _SILENT
+    if isinstance(exc, ssl.SSLError | of.SSLError):
+        return _NETWORK if _is_behind(exc, _CUT_OFF) else _CERTIFICATE
+    if isinstance(exc, ConnectionError | http.client.HTTPException | of.ProtocolError | of.NewConnectionError):
+        return _NETWORK
+    if isinstance(exc, of.ClosedPoolError):  # of a client that another thread has just given up for its old keys
+        return _NETWORK
+    return _UNKNOWN
+
+
+def _is_behind(exc: BaseException, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+    """Whether an error is one of these, or has come of one."""
     seen: BaseException | None = exc
     while seen is not None:
-        if isinstance(seen, TimeoutError):
+        if isinstance(seen, kinds):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

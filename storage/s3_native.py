@@ -28,6 +28,14 @@ _KEPT_BACK = {
     "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED": (403, "RequestTimeTooSkewed"),
 }
 """Answers that awscrt gives the name of and nothing else, by that name: status and code."""
+_CLOSED = {
+    *("AWS_ERROR_HTTP_CONNECTION_CLOSED", "AWS_ERROR_HTTP_SERVER_CLOSED", "AWS_ERROR_HTTP_CHANNEL_THROUGHPUT_FAILURE"),
+    *("AWS_ERROR_HTTP_PROTOCOL_ERROR", "AWS_ERROR_HTTP_GOAWAY_RECEIVED", "AWS_ERROR_HTTP_RST_STREAM_RECEIVED"),
+    *("AWS_IO_SOCKET_CLOSED", "AWS_IO_SOCKET_CONNECT_ABORTED", "AWS_IO_SOCKET_NOT_CONNECTED", "AWS_IO_BROKEN_PIPE"),
+    *("AWS_IO_TLS_CLOSED_ABORT", "AWS_IO_TLS_CLOSED_GRACEFUL", "AWS_IO_TLS_ALERT_NOT_GRACEFUL"),
+    *("AWS_IO_TLS_ERROR_READ_FAILURE", "AWS_IO_TLS_ERROR_WRITE_FAILURE"),
+}
+_UNREACHABLE = ("DNS", "REFUSED", "NO_ROUTE", "NETWORK_DOWN")
 _CPUS_A_THREAD = 8  # one thread sends about 0.6 GB/s on a slow core
 _MAX_THREADS = 4
 
@@ -69,7 +77,8 @@ class _Sender:
 
         Raises:
             StorageError: What the body's check says.
-            botocore.exceptions.HTTPClientError: There was no answer.
+            botocore.exceptions.HTTPClientError: There was no answer, which may pass.
+            Exception: What awscrt or the body says where it does not pass.
         """
         body = request.body
         if not event_name.endswith(".UploadPart") or not isinstance(body, Body):
@@ -87,11 +96,36 @@ class _Sender:
             return self._clients[is_tls]
 
 
+class _Source:
+    """A body, as awscrt's threads read it."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self.error: Exception | None = None  # awscrt keeps no more of it than a number
+
+    def readinto(self, out: memoryview) -> int:
+        """Copy the next bytes."""
+        try:
+            return self._body.readinto(out)
+        except Exception as exc:
+            self.error = exc
+            raise
+
+    def read(self, size: int = -1) -> memoryview | bytes:
+        """Return the next block. awscrt takes nothing without this, and does not call it."""
+        return self._body.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move."""
+        return self._body.seek(offset, whence)
+
+
 class _Transfer:
     """One request under way. awscrt's threads call the methods whose names begin with `_on`."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
+        self._source = _Source(body)
         self._done = threading.Event()
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -111,7 +145,7 @@ class _Transfer:
         self._request = client.make_request(
             type=S3RequestType.DEFAULT,
             operation_name="UploadPart",
-            request=HttpRequest(request.method, path, headers, self._body),
+            request=HttpRequest(request.method, path, headers, self._source),
             on_headers=self._on_headers,
             on_body=self._on_body,
             on_done=self._on_done,
@@ -133,12 +167,14 @@ class _Transfer:
             raise
 
     def answer(self, url: str) -> Any:
-        """Return what the server said, as botocore's. Raises botocore.exceptions.HTTPClientError."""
+        """Return what the server said, as botocore's; or raise why there is no answer."""
         from botocore.awsrequest import AWSResponse
 
         if not self._status:
             status, code = _KEPT_BACK.get(str(getattr(self._error, "name", "")), (0, ""))
             if not status:
+                if self._source.error is not None:
+                    raise self._source.error
                 raise _no_answer(self._error, url)
             text = f"<Error><Code>{code}</Code><Message>{self._error}</Message></Error>"
             return AWSResponse(url, status, {}, _Content(text.encode()))
@@ -201,17 +237,21 @@ def _make_client(options: S3Options, ca_path: str | None, is_tls: bool) -> Any:
 
 
 def _no_answer(error: Exception | None, url: str) -> Exception:
-    """Say in botocore's words why there was no answer."""
+    """Say in botocore's words why there was no answer; what is not known to pass stays what it is."""
     from botocore import exceptions as of
 
     name = str(getattr(error, "name", ""))
-    kind: Callable[..., Exception] = of.ConnectionClosedError
-    if "TLS" in name:
-        kind = of.SSLError
-    elif "TIMEOUT" in name:
+    kind: Callable[..., Exception]
+    if "TIMEOUT" in name:
         kind = of.ConnectTimeoutError
-    elif any(word in name for word in ("DNS", "REFUSED", "NO_ROUTE", "NETWORK_DOWN")):
+    elif any(word in name for word in _UNREACHABLE):
         kind = of.EndpointConnectionError
+    elif name in _CLOSED or error is None:
+        kind = of.ConnectionClosedError
+    elif "TLS" in name:
+        kind = of.SSLError
+    else:
+        return error
     return kind(endpoint_url=url, error=error)
 
 

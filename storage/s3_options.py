@@ -30,6 +30,8 @@ class S3Options:
         endpoint_url: The server, unless it is AWS: `http://127.0.0.1:8333`.
         region: Its region; "us-east-1" where nobody says one.
         profile: A profile in the AWS configuration files.
+        ca_bundle: File of certificates, in PEM, that the server's must go back to; None: AWS_CA_BUNDLE, the profile's
+            `ca_bundle`, or those of botocore.
         addressing: How the bucket is named: in the "path", or as a "virtual" host. "auto" takes the path where there
             is an endpoint_url.
         checksum: What the server verifies every part by. "crc64nvme" and "crc32c" need the package `awscrt`; "auto" is
@@ -56,6 +58,7 @@ class S3Options:
     endpoint_url: str | None = None
     region: str | None = None
     profile: str | None = None
+    ca_bundle: str | None = None
     addressing: Addressing = "auto"
     checksum: Checksum = "auto"
     encryption: Encryption | None = None
@@ -138,15 +141,42 @@ def s3_url(bucket: str, prefix: str) -> str:
 
 
 def with_environment(options: S3Options, environment: Mapping[str, str] = os.environ) -> S3Options:
-    """Fill in what boto3 does not look up by itself in every version: the endpoint and AWS_REGION."""
-    endpoint_url = options.endpoint_url
-    if endpoint_url is None and environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
-        endpoint_url = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or None
+    """Fill in what boto3 does not look up by itself, or where we have to know what it finds. Raises nothing.
+
+    The endpoint is such a thing: it may stand in AWS_ENDPOINT_URL_S3, in AWS_ENDPOINT_URL or in a configuration file.
+    """
+    endpoint_url = options.endpoint_url or _configured_endpoint_url(options.profile, environment)
     region = options.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
     checksum = options.checksum
     if checksum == "auto" and environment.get("AWS_REQUEST_CHECKSUM_CALCULATION", "").lower() == "when_required":
         checksum = "none"
     return dataclasses.replace(options, endpoint_url=endpoint_url, region=region, checksum=checksum)
+
+
+def _configured_endpoint_url(profile: str | None, environment: Mapping[str, str]) -> str | None:
+    """Where boto3 goes when nobody names an endpoint; None for AWS, without boto3, and where the files are wrong.
+
+    The order is that of AWS: variables, the `services` section of the profile, the profile.
+    """
+    try:
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+    except ImportError:
+        return None
+    try:
+        session = Session(profile=profile)
+        scoped = session.get_scoped_config()
+        services = session.full_config.get("services", {}).get(scoped.get("services"), {})
+    except BotoCoreError:  # no such profile, for instance: the client says so when it is made
+        scoped, services = {}, {}
+    ignored = scoped.get("ignore_configured_endpoint_urls", "")
+    if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored).lower() == "true":
+        return None
+    places = (
+        environment.get("AWS_ENDPOINT_URL_S3"), environment.get("AWS_ENDPOINT_URL"),
+        services.get("s3", {}).get("endpoint_url"), scoped.get("endpoint_url"),
+    )  # fmt: skip
+    return next(filter(None, places), None)
 
 
 def _fields_of(query: str) -> dict[str, typing.Any]:

@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from .base import ObjectStat
-from .errors import ObjectExistsError, StorageError, StoreIOError
+from .errors import ObjectExistsError, ObjectNotFoundError, StorageError, StoreIOError
 from .s3_calls import Attempt, Calls
 from .s3_client import Answer
 from .s3_errors import server_time
@@ -28,7 +28,7 @@ class S3Reader:
     """Reads the objects of a store. Safe for threads.
 
     An object that is read by several ranges must not change between them. So the ETag that `stat`, or else the first
-    range, has found is remembered, and every later range has to be of the same.
+    range, has found is remembered, and every later range has to be of the same; or else of one that the caller names.
 
     Args:
         calls: How the server is called.
@@ -57,19 +57,26 @@ class S3Reader:
         self._hold_to(key, str(answer.get("ETag", "")))
         return ObjectStat(key, int(answer["ContentLength"]), age_s(answer, answer["LastModified"]))
 
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset` on; see `Store.read_into`. Long reads go by several ranges at once."""
+    def read_into(self, key: str, offset: int, out: memoryview, *, etag: str = "") -> None:
+        """Fill `out` from `offset` on; see `Store.read_into`. Long reads go by several ranges at once.
+
+        Args:
+            key: Key of the object.
+            offset: Where to begin.
+            out: What to fill.
+            etag: What the object must be; "": what is remembered.
+        """
         end = offset + out.nbytes
         if out.nbytes == 0 or offset < 0 or end >= 1 << 63:
             num_bytes = int(self.head(key)["ContentLength"])
             if not 0 <= offset <= end <= num_bytes:
-                raise self._too_short(key, offset, end, num_bytes)
+                raise self.too_short(key, offset, end, num_bytes)
             return
         with out.cast("B") as view:
             if view.nbytes <= RANGE_BYTES:
-                self._read_range(key, offset, view)
+                self._read_range(key, offset, view, etag)
             else:
-                self._read_ranges(key, offset, view)
+                self._read_ranges(key, offset, view, etag)
 
     def read_all(self, key: str, limit_bytes: int) -> tuple[bytes | None, str]:
         """Return a small object, or None if it is longer than `limit_bytes`, and its ETag. Blocks."""
@@ -88,12 +95,12 @@ class S3Reader:
 
         return self._calls.run(call, action="read", key=key)
 
-    def _read_ranges(self, key: str, offset: int, view: memoryview) -> None:
+    def _read_ranges(self, key: str, offset: int, view: memoryview, etag: str) -> None:
         num_ranges = -(-view.nbytes // RANGE_BYTES)
         size = -(-view.nbytes // num_ranges)
         pieces = [(start, view[start : start + size]) for start in range(0, view.nbytes, size)]
         try:
-            done = [self._pool.submit(self._read_range, key, offset + start, piece) for start, piece in pieces]
+            done = [self._pool.submit(self._read_range, key, offset + start, piece, etag) for start, piece in pieces]
         except RuntimeError as exc:
             raise StorageError(f"cannot read {self._calls.url}/{key}: its store was closed", key=key) from exc
         wait(done)
@@ -102,12 +109,12 @@ class S3Reader:
         for each in done:
             each.result()
 
-    def _read_range(self, key: str, offset: int, out: memoryview) -> None:
+    def _read_range(self, key: str, offset: int, out: memoryview, etag: str) -> None:
         num_done = 0
 
         def call(attempt: Attempt) -> None:
             nonlocal num_done
-            num_done += self._read_once(attempt, key, offset + num_done, out, num_done)
+            num_done += self._read_once(attempt, key, offset + num_done, out[num_done:], etag)
             if num_done < out.nbytes:
                 raise self._cut_off(key, num_done, out.nbytes)
 
@@ -117,15 +124,17 @@ class S3Reader:
             self.forget(key)
             raise self._changed(key) from exc
 
-    def _read_once(self, attempt: Attempt, key: str, offset: int, out: memoryview, start: int) -> int:
+    def _read_once(self, attempt: Attempt, key: str, offset: int, rest: memoryview, etag: str) -> int:
         """Read what is left of a range, until it is there or the body ends. Returns how many bytes came."""
-        end = offset + out.nbytes - start
+        end = offset + rest.nbytes
         with self._lock:
-            held = {"IfMatch": self._etags[key]} if key in self._etags else {}
-        answer = attempt.client.get_object(**self._calls.at(key), Range=f"bytes={offset}-{end - 1}", **held)
-        with contextlib.closing(answer["Body"]) as body, out[start:] as rest:
-            self._check_answer(answer, key, offset, end)
-            return self._fill(attempt, body, rest)
+            wanted = etag or self._etags.get(key)
+        held = {"IfMatch": wanted} if wanted else {}
+        with rest:
+            answer = attempt.client.get_object(**self._calls.at(key), Range=f"bytes={offset}-{end - 1}", **held)
+            with contextlib.closing(answer["Body"]) as body:
+                self._check_answer(answer, key, offset, end, etag)
+                return self._fill(attempt, body, rest)
 
     @staticmethod
     def _fill(attempt: Attempt, body: Any, out: memoryview) -> int:
@@ -140,18 +149,22 @@ class S3Reader:
             num_read += count
         return num_read
 
-    def _check_answer(self, answer: Answer, key: str, offset: int, end: int) -> None:
+    def _check_answer(self, answer: Answer, key: str, offset: int, end: int, etag: str) -> None:
         match = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
         total = int(match[3]) if match else int(answer["ContentLength"])
+        found = str(answer.get("ETag", ""))
+        if etag and found != etag:
+            raise self._changed(key)
         if total < end:
-            raise self._too_short(key, offset, end, total)
+            raise self.too_short(key, offset, end, total)
         first, last = (int(match[1]), int(match[2])) if match else (0, total - 1)
         if (first, last) != (offset, end - 1):
             raise StoreIOError(
                 f"asked for bytes {offset} to {end} of {self._calls.url}/{key}, the server sends {first} to {last + 1}",
                 key=key,
             )
-        self._hold_to(key, str(answer.get("ETag", "")))
+        if not etag:
+            self._hold_to(key, found)
 
     def _hold_to(self, key: str, etag: str) -> None:
         with self._lock:
@@ -167,7 +180,14 @@ class S3Reader:
             f"{self._calls.url}/{key} was replaced while it was being read (its ETag changed); load again", key=key
         )
 
-    def _too_short(self, key: str, offset: int, end: int, num_bytes: int) -> StoreIOError:
+    def gone(self, key: str) -> ObjectNotFoundError:
+        """The error of an object that was there."""
+        return ObjectNotFoundError(
+            f"{self._calls.url}/{key} was deleted while it was being read; load again, or another step", key=key
+        )
+
+    def too_short(self, key: str, offset: int, end: int, num_bytes: int) -> StoreIOError:
+        """The error of an object that has not the bytes that are asked for."""
         return StoreIOError(
             f"cannot read bytes {offset} to {end} of {self._calls.url}/{key}: it has {num_bytes}; it was cut short, or "
             "is not what was written",

@@ -15,6 +15,8 @@ from tidegate.storage import S3Store, Store
 class TestS3Store(StoreContract):
     """Nothing is at the server before `seal`, so there are no leftovers of what is shorter than a part."""
 
+    keeps_what_it_opened = False
+
     @pytest.fixture
     def store(self, aws_environment: Seaweed, run_prefix: str) -> Iterator[Store]:
         store = S3Store(aws_environment.bucket, run_prefix)
