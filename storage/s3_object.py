@@ -55,7 +55,7 @@ class NewObject:
         self._token = secrets.token_hex(16)  # tells our object from another's when an answer was lost
         self._parts: dict[int, dict[str, object]] = {}  # what completes the upload
         self._upload_id: str | None = None
-        self._has_begun = False
+        self._begin_error: StorageError | None = None
         self._may_have_strays = False
         self._may_be_there = False
         self._lock = threading.Lock()  # one thread begins the upload
@@ -125,14 +125,11 @@ class NewObject:
                     )  # fmt: skip
 
     def _begin(self) -> str:
-        """Begin the upload, once. Returns its id."""
+        """Begin the upload, once. Returns its id, or raises for every part what kept it from beginning."""
         with self._lock:
             if self._upload_id is None:
-                if self._has_begun:
-                    raise StorageError(
-                        f"the upload of {self._url} could not be begun; see the first error", key=self._key
-                    )
-                self._has_begun = True
+                if self._begin_error is not None:
+                    raise self._begin_error
 
                 def call(attempt: Attempt) -> str:
                     self._may_have_strays = True
@@ -144,7 +141,11 @@ class NewObject:
                     self._may_have_strays = attempt.number > 0
                     return str(answer["UploadId"])
 
-                self._upload_id = self._calls.run(call, action="begin", key=self._key, stop=self._stop)
+                try:
+                    self._upload_id = self._calls.run(call, action="begin", key=self._key, stop=self._stop)
+                except StorageError as exc:
+                    self._begin_error = exc
+                    raise
             return self._upload_id
 
     def _condition(self) -> dict[str, object]:
