@@ -1,4 +1,4 @@
-"""What is known to pass is tried again; anything else, a mistake of ours for instance, fails at once, with its cause."""
+"""What is known to pass is tried again; anything else, such as a mistake of ours, fails at once, with its cause."""
 
 from __future__ import annotations
 
@@ -39,13 +39,9 @@ def wrapped(inner: Exception, name: str = "HTTPClientError") -> Exception:
     from botocore import exceptions
 
     kind = getattr(exceptions, name)
-    try:
-        try:
-            raise inner
-        except Exception as exc:
-            raise kind(error=exc, endpoint_url=URL)  # noqa: B904 - as botocore raises it
-    except exceptions.BotoCoreError as exc:
-        return exc
+    error: Exception = kind(error=inner, endpoint_url=URL)
+    error.__context__ = inner  # as it was raised while that was handled
+    return error
 
 
 def unreadable() -> Exception:

@@ -74,7 +74,7 @@ def test_an_object_that_is_loaded_is_the_same_to_its_end(
     if change == "replaced":
         assert_same_bits(tidegate.load(url), state_of(2.0))
     else:
-        with pytest.raises(tidegate.CheckpointError, match="NoSuchKey|Not Found"):
+        with pytest.raises(tidegate.CheckpointError, match=r"NoSuchKey|Not Found"):
             tidegate.load(url)
 
 
