@@ -164,7 +164,7 @@ def _configured_endpoint_url(profile: str | None, environment: Mapping[str, str]
     except ImportError:
         return None
     try:
-        session = Session(profile=profile)
+        session = Session(profile=profile, include_builtin_handlers=False)
         scoped = session.get_scoped_config()
         services = session.full_config.get("services", {}).get(scoped.get("services"), {})
     except BotoCoreError:  # no such profile, for instance: the client says so when it is made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ import torch
 
 import tidegate
 from tests.kit.bits import assert_same_bits
-from tests.kit.children import ended, script
 from tests.kit.s3_campaign import uploads_at
 from tests.kit.scripted_s3 import Reply, Request, ScriptedS3, refusal
 from tests.kit.seaweed import READER, Seaweed
 from tests.kit.states import filled, random_state
 from tests.kit.stores import RecordingStore
+from tests.kit.twins import run_twins
 from tidegate.errors import SaveOSError
 from tidegate.storage import S3Options, S3Store
 
@@ -114,61 +115,63 @@ def test_A02_a_plain_save_that_is_refused_leaves_the_object(front: Front) -> Non
 
 
 _SCRIPT = """
-    import sys, threading, tidegate
-    from tests.kit.states import filled
-    from tests.kit.stores import WrappedStore
-    from tidegate.storage import S3Options, S3Store
+import os, sys, threading, tidegate
+from tests.kit.states import filled
+from tests.kit.stores import WrappedStore
+from tidegate.storage import S3Options, S3Store
 
-    prefix, ending = sys.argv[1:]
+prefix, ending = sys.argv[1:]
+if ending == "refused":
+    os.environ.update(AWS_ACCESS_KEY_ID=os.environ["READER_KEY"], AWS_SECRET_ACCESS_KEY=os.environ["READER_SECRET"])
 
-    class Held(WrappedStore):
-        # Nothing is written before the script's last line.
-        def create(self, key, **options):
-            at_the_end.wait()
-            return super().create(key, **options)
+class Held(WrappedStore):
+    # Nothing is written before the script's last line.
+    def create(self, key, **options):
+        at_the_end.wait()
+        return super().create(key, **options)
 
-    at_the_end = threading.Event()
-    def train():
-        store = Held(S3Store("bucket", prefix, options=S3Options(part_bytes=5 << 20)))
-        engine = tidegate.CheckpointEngine(store, codec="raw", chunk_bytes=1 << 20)
-        future = engine.save_async(filled(7.0, num_bytes=3 << 20), step=7)
-        print("saved" if future.done() else "in flight", flush=True)
-        return engine
-    engine = train()
-    if ending == "drop":
-        import gc
-        del engine
-        gc.collect()
-    at_the_end.set()
-    if ending == "exit":
-        sys.exit(3)
-    if ending == "raise":
-        raise ValueError("the training failed")
-    if ending == "close":
-        engine.close()
+at_the_end = threading.Event()
+def train():
+    store = Held(S3Store("bucket", prefix, options=S3Options(part_bytes=5 << 20)))
+    engine = tidegate.CheckpointEngine(store, codec="raw", chunk_bytes=1 << 20)
+    future = engine.save_async(filled(7.0, num_bytes=3 << 20), step=7)
+    print("saved" if future.done() else "in flight", flush=True)
+    return engine
+engine = train()
+if ending == "drop":
+    import gc
+    del engine
+    gc.collect()
+at_the_end.set()
+if ending in ("exit", "refused"):
+    sys.exit(3)
+if ending == "raise":
+    raise ValueError("the training failed")
+if ending == "close":
+    engine.close()
 """
+_ENDINGS = {"fall off": 0, "exit": 3, "raise": 1, "close": 0, "drop": 0, "refused": 3}
 
 
 @pytest.mark.slow
-def test_A03_the_last_save_is_drained_however_the_script_ends(aws_environment: Seaweed, run_prefix: str) -> None:
+def test_A03_the_last_save_is_drained_however_the_script_ends(
+    aws_environment: Seaweed, run_prefix: str, tmp_path: Path
+) -> None:
     """And told on stderr where the server refuses it."""
-    endings = {"fall off": 0, "exit": 3, "raise": 1, "close": 0, "drop": 0}
-    environment = aws_environment.environment()
-    children = {
-        ending: script(_SCRIPT, f"{run_prefix}/{ending}", ending, environment=environment) for ending in endings
-    }
-    refused = script(_SCRIPT, f"{run_prefix}/refused", "exit", environment=aws_environment.environment(READER))
-    for ending, code in endings.items():
-        done = ended(children[ending])
+    reader = {"READER_KEY": READER.access_key, "READER_SECRET": READER.secret_key}
+    arguments = [(f"{run_prefix}/{ending}", ending) for ending in _ENDINGS]
+    twins = run_twins(_SCRIPT, arguments, tmp_path, environment={**aws_environment.environment(), **reader})
+    for (ending, code), done in zip(_ENDINGS.items(), twins, strict=True):
         assert done.returncode == code, done.stderr
         assert done.stdout == "in flight\n"
+        if ending == "refused":
+            continue
         assert ("the training failed" in done.stderr) == (ending == "raise")
         assert "lost" not in done.stderr
         with tidegate.CheckpointEngine(f"s3://bucket/{run_prefix}/{ending}") as engine:
             assert engine.steps() == [7]
             assert_same_bits(engine.load(), filled(7.0, num_bytes=3 << 20))
-    done = ended(refused)
-    assert done.returncode == 3
+    done = twins[-1]
     assert "tidegate: the last save was lost: save of step 7 failed" in done.stderr
     assert "AccessDenied" in done.stderr
     with tidegate.CheckpointEngine(f"s3://bucket/{run_prefix}/refused") as engine:
