@@ -1,7 +1,7 @@
 """Ways to save a state to S3, as their users run them; each is measured in a process of its own.
 
-python -m bench.s3_ways WAY BUCKET NUM_BYTES FOLDER is that process: it saves the state twice, as a run does again
-and again, and prints what the second save took as a line of JSON.
+python -m bench.s3_ways BUCKET NUM_BYTES FOLDER WAY is that process: it saves the state twice, as a run does again
+and again, and prints what the second save took as a line of JSON. Several ways are taken one after the other.
 """
 
 from __future__ import annotations
@@ -145,17 +145,20 @@ def bytes_there(bucket: str) -> int:
 
 
 def main() -> None:
-    """Save the state twice; the second time is what counts, and memory from before the first."""
-    name, bucket, num_bytes, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+    """Save the state twice by each way; the second time is what counts, and memory from before the first."""
+    bucket, num_bytes, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     warnings.simplefilter("ignore")  # of deprecated names inside PyTorch
     state = bf16_state(num_bytes)
-    with WAYS[name](f"s3://{bucket}/state", folder) as save:
-        with Watch() as watch:
-            save(state)
-            before_bytes = bytes_there(bucket)
-            stall_s, wall_s = save(state)
-        found = {"stall_s": stall_s, "wall_s": wall_s, "host_bytes": watch.host_bytes}
-    print(json.dumps({**found, "sent_bytes": bytes_there(bucket) - before_bytes}), flush=True)
+    for number, name in enumerate(sys.argv[4:]):
+        own = folder / str(number)
+        own.mkdir()
+        with WAYS[name](f"s3://{bucket}/state-{number}", own) as save:
+            with Watch() as watch:
+                save(state)
+                before_bytes = bytes_there(bucket)
+                stall_s, wall_s = save(state)
+            found = {"stall_s": stall_s, "wall_s": wall_s, "host_bytes": watch.host_bytes}
+        print(json.dumps({"way": name, **found, "sent_bytes": bytes_there(bucket) - before_bytes}), flush=True)
 
 
 if __name__ == "__main__":
