@@ -172,9 +172,10 @@ def _configured_endpoint_url(profile: str | None, environment: Mapping[str, str]
     ignored = scoped.get("ignore_configured_endpoint_urls", "")
     if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored).lower() == "true":
         return None
+    of_s3 = services.get("s3")
     places = (
         environment.get("AWS_ENDPOINT_URL_S3"), environment.get("AWS_ENDPOINT_URL"),
-        services.get("s3", {}).get("endpoint_url"), scoped.get("endpoint_url"),
+        of_s3.get("endpoint_url") if isinstance(of_s3, Mapping) else None, scoped.get("endpoint_url"),
     )  # fmt: skip
     return next(filter(None, places), None)
 
