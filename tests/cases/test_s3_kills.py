@@ -137,28 +137,36 @@ def test_A05_a_killed_saver_leaves_a_whole_checkpoint_on_s3(server: Seaweed) -> 
     assert NUM_SAVER_KILLS < 50 or any(kill.num_uploads for kill in kills), "no kill hit an upload"
 
 
+def undisturbed_save_s(step: int) -> float:
+    """Save a step as the ones that are disturbed; how long it took on this machine as busy as it is."""
+    store, state = opened(), state_of(step)
+    with tidegate.CheckpointEngine(store, **ENGINE) as engine:
+        start_s = time.monotonic()
+        engine.save_async(state, step=step).result()
+        took_s = time.monotonic() - start_s
+    store.close()
+    return took_s
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 30 * NUM_SERVER_KILLS)
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSTOP"])
 def test_A20_a_server_that_dies_or_freezes_costs_no_checkpoint(server: Seaweed, signal_name: str) -> None:
     """And leaves no upload in a process that lives on: it aborts its own once the server is back."""
     numbers = random.Random(20261201)
-    with tidegate.CheckpointEngine(opened(), **ENGINE) as engine:
-        engine.save_async(state_of(0), step=0).result()
-    newest = 0
+    save_s = min(undisturbed_save_s(step) for step in (0, 1))
+    newest = 1
     kills: list[Kill] = []
     for turn in range(NUM_SERVER_KILLS):
         store = opened()
         engine = tidegate.CheckpointEngine(store, **ENGINE)
-        step = turn + 1
+        step = turn + 2
         state = state_of(step)
-        start_s = time.monotonic()
         future = engine.save_async(state, step=step)
-        pause_s = numbers.uniform(0.0, 0.4)
+        pause_s = numbers.uniform(0.0, 1.2 * save_s)
         outage = server.frozen_after if signal_name == "SIGSTOP" else server.dead_after
         with outage(pause_s):
             failure = future.exception(60)
-        assert time.monotonic() - start_s < 60
         assert failure is None or isinstance(failure, tidegate.SaveError)
         newest = newest if failure else step
         try:
