@@ -41,6 +41,7 @@ def write_outcome(name: str, kills: list[Kill], **more: object) -> None:
     found = json.loads(path.read_text()) if path.exists() else {}
     found["machine"] = machine()
     found[name] = {
+        "commit": found["machine"]["commit"],
         "kills": len(kills),
         "outcomes": {kind: sum(kill.outcome == kind for kill in kills) for kind in sorted({k.outcome for k in kills})},
         "most_uploads_before_gc": max(kill.num_uploads for kill in kills),
