@@ -1,7 +1,8 @@
-# make test   everything that checks the project
-# make demo   train, get killed in the middle of a save, resume, compare bit for bit
-# make bench  the CPU benchmark; results go to bench/results/
-# make clean  remove what these made
+# make test      everything that checks the project
+# make demo      train, get killed in the middle of a save, resume, compare bit for bit
+# make demo-s3   the same on S3: a SeaweedFS server on loopback
+# make bench     the CPU benchmark; results go to bench/results/
+# make clean     remove what these made
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 CPU_TORCH := torch==2.13.0
 SOURCES := $(wildcard engine/* codec/* storage/*)
 
-.PHONY: test lint types unit demo bench clean
+.PHONY: test lint types unit demo demo-s3 bench clean
 
 test: lint types unit
 
@@ -25,6 +26,9 @@ unit: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m demo.run
+
+demo-s3: $(STAMP)
+	$(BIN)/python -m demo.run --s3
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.save

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from tidegate.codec.registry import codec_named, codec_names
-from tidegate.storage.base import DeviceStore, ObjectWriter, Store
+from tidegate.storage.base import DeviceStore, ObjectWriter, PreparedStore, Store
 
 from .commit import (
     MANIFEST_NAME,
@@ -119,7 +119,9 @@ def unconfirmed(step: int, exc: BaseException) -> SaveError:
 
 
 def prepare_store(store: Store, job: SaveJob) -> None:
-    """Let a store that can write from device memory find out how, before the first object is created."""
+    """Let a store find out what it can do, before the first object is created."""
+    if isinstance(store, PreparedStore):
+        job.notes.extend(store.prepare())
     devices = {device.index or 0 for device in set(job.table.extent_devices) if device.type == "cuda"}
     if devices and isinstance(store, DeviceStore):
         job.notes.extend(store.prepare_for_device(device) for device in sorted(devices))
@@ -158,7 +160,8 @@ def write_object(
     except BaseException as exc:  # noqa: BLE001 - raised again as the job's first failure
         job.fail(exc)
         writer.abort()
-        raise job.failure or exc from None
+        first = job.failure or exc
+        raise first from first.__cause__  # not from `exc`, which may have come of it
     return record, totals
 
 

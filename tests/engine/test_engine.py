@@ -376,7 +376,7 @@ def test_no_threads_or_files_stay_behind(tmp_path: Path) -> None:
 def test_an_engine_that_cannot_be_made_leaves_no_thread() -> None:
     gc.collect()
     num_threads = threading.active_count()
-    for root, options in (("s3://bucket/run", {}), ("memory://x", {"codec": "none"})):
+    for root, options in (("gs://bucket/run", {}), ("memory://x", {"codec": "none"})):
         with pytest.raises(tidegate.ConfigError):
             tidegate.CheckpointEngine(root, **options)  # type: ignore[arg-type]
     assert threading.active_count() <= num_threads
