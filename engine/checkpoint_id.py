@@ -34,6 +34,15 @@ def split_checkpoint_id(checkpoint_id: str | os.PathLike[str] | int) -> tuple[st
     return None, checked_step(checkpoint_id)
 
 
+def names_step(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Tell whether `split_checkpoint_id` takes it."""
+    try:
+        split_checkpoint_id(checkpoint_id)
+    except ConfigError:
+        return False
+    return True
+
+
 def checked_step(step: int) -> int:
     """Return a step as a plain number. Raises ConfigError."""
     try:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from tidegate.storage.base import Store
 
-from .checkpoint_id import checked_step, split_checkpoint_id
+from .checkpoint_id import checked_step, names_step, split_checkpoint_id
 from .dcp_metadata import metadata_of
 from .dcp_values import as_dcp_bytes
 from .errors import CheckpointError, ConfigError
@@ -61,11 +61,7 @@ class TidegateReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Tell whether the id ends in a step."""
-        try:
-            split_checkpoint_id(checkpoint_id)
-        except ConfigError:
-            return False
-        return True
+        return names_step(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the manifest, and build DCP's Metadata from it. Blocks.

@@ -18,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from .dcp_flight import Flight
 from .dcp_writer import TidegateWriter
 from .errors import ConfigError, WaitTimeoutError
-from .sources import local_shard, unchanged_since
+from .fence import owned_storages
+from .sources import unchanged_since
 
 StageMode = Literal["copy", "lazy"]
 _POLL_S = 0.05
@@ -68,7 +69,7 @@ class TidegateStager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state that keeps its values. Blocks for the copies, and for the save before this one."""
         self._writer.wait_idle()
-        copier = _Copier(self._owned() if self._mode == "lazy" else frozenset())
+        copier = _Copier(owned_storages(self._optimizers) if self._mode == "lazy" else frozenset())
         staged: dict[str, Any] = copier.copy(state_dict)
         events = [_event_on(device) for device in copier.gpus]
         self._flight = flight = Flight(events, unchanged_since(copier.live))
@@ -98,18 +99,6 @@ class TidegateStager(AsyncStager):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-    def _owned(self) -> frozenset[int]:
-        """Addresses of the storages of all parameters and optimizer states."""
-        tensors = [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
-        tensors += [
-            value
-            for o in self._optimizers
-            for state in o.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        return frozenset(local_shard(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
 
 class _Copier:

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 
-from .checkpoint_id import checked_step, split_checkpoint_id
+from .checkpoint_id import checked_step, names_step, split_checkpoint_id
 from .commit import read_commit_bytes
 from .container import ObjectRecord
 from .dcp_attempt import AttemptPointer, StepTicket
@@ -158,11 +158,7 @@ class TidegateWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Tell whether the id ends in a step."""
-        try:
-            split_checkpoint_id(checkpoint_id)
-        except ConfigError:
-            return False
-        return True
+        return names_step(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take a role. Raises StepExistsError on the coordinator if the step is committed and is not to be replaced.
