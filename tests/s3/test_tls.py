@@ -37,7 +37,7 @@ def make_certificate(folder: Path, host: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Seaweed, Path]]:
+def secure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Seaweed, Path]]:
     """A server that speaks https, and the certificate to trust."""
     pytest.importorskip("boto3", reason="needs boto3: pip install 'tidegate[dev]'")
     if find_weed() is None or shutil.which("openssl") is None:
@@ -52,6 +52,16 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Seaweed, 
         server.stop()
 
 
+@pytest.fixture
+def secure(
+    secure_server: tuple[Seaweed, Path], clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Seaweed, Path]:
+    """The same; the environment names it and the admin's keys, but no certificate."""
+    for name, value in secure_server[0].environment().items():
+        monkeypatch.setenv(name, value)
+    return secure_server
+
+
 @pytest.mark.parametrize("transport", ["auto", "urllib3"])
 @pytest.mark.parametrize("by", ["option", "variable", "profile"])
 def test_a_private_authority_is_trusted_when_named(
@@ -62,9 +72,7 @@ def test_a_private_authority_is_trusted_when_named(
     by: str,
     transport: str,
 ) -> None:
-    server, certificate = secure
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
+    _, certificate = secure
     fields: dict[str, Any] = {"transport": transport}
     if by == "option":
         fields["ca_bundle"] = str(certificate)
@@ -82,12 +90,8 @@ def test_a_private_authority_is_trusted_when_named(
     store.close()
 
 
-def test_an_authority_that_nobody_named_is_refused_at_once(
-    secure: tuple[Seaweed, Path], run_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, _ = secure
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("secure")
+def test_an_authority_that_nobody_named_is_refused_at_once(run_prefix: str) -> None:
     start_s = time.monotonic()
     store = S3Store("bucket", run_prefix)
     with pytest.raises(StoreIOError, match="check the server's certificate, and ca_bundle or AWS_CA_BUNDLE") as caught:
@@ -97,25 +101,17 @@ def test_an_authority_that_nobody_named_is_refused_at_once(
     assert time.monotonic() - start_s < 10
 
 
-def test_a_bundle_may_stand_in_the_url(
-    secure: tuple[Seaweed, Path], run_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, certificate = secure
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
+def test_a_bundle_may_stand_in_the_url(secure: tuple[Seaweed, Path], run_prefix: str) -> None:
+    _, certificate = secure
     store = open_store(f"s3://bucket/{run_prefix}?ca_bundle={certificate}")
     put(store, "a", b"x")
     assert content(store, "a") == b"x"
     store.close()
 
 
+@pytest.mark.usefixtures("secure")
 @pytest.mark.parametrize("transport", ["auto", "urllib3"])
-def test_a_bundle_that_is_not_there_is_told_at_once(
-    secure: tuple[Seaweed, Path], run_prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, transport: str
-) -> None:
-    server, _ = secure
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
+def test_a_bundle_that_is_not_there_is_told_at_once(run_prefix: str, tmp_path: Path, transport: str) -> None:
     path = str(tmp_path / "none.pem")
     store = S3Store("bucket", run_prefix, options=S3Options(ca_bundle=path, transport=transport))  # type: ignore[arg-type]
     with pytest.raises(StorageError, match=r"ca_bundle is .*none.pem.*: there is no such file") as caught:
@@ -127,9 +123,7 @@ def test_a_bundle_that_is_not_there_is_told_at_once(
 def test_a_bundle_comes_before_the_environment(
     secure: tuple[Seaweed, Path], run_prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server, certificate = secure
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
+    _, certificate = secure
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     store = S3Store("bucket", run_prefix, options=S3Options(ca_bundle=str(make_certificate(tmp_path, "127.0.0.1"))))
     with pytest.raises(StoreIOError, match="check the server's certificate") as caught:
@@ -142,8 +136,6 @@ def test_a_certificate_of_another_host_is_refused(
     secure: tuple[Seaweed, Path], run_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, certificate = secure
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     other = server.endpoint_url.replace("127.0.0.1", "localhost")
     store = S3Store("bucket", run_prefix, options=S3Options(endpoint_url=other))
