@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.distributed as dist
 
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
@@ -42,6 +41,8 @@ from .translate import load_error, save_error
 from .types import JSON
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from .ranks import RankSave
 
 
