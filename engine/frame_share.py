@@ -92,7 +92,7 @@ class FrameShare:
 
     def _made_folder(self) -> Path | None:
         with contextlib.suppress(OSError):
-            self._folder = Path(tempfile.mkdtemp(prefix="tidegate-", dir=_SHARED_MEMORY))
+            self._folder = Path(tempfile.mkdtemp(prefix="tidegate-frames-", dir=_SHARED_MEMORY))
         return self._folder
 
     def _settle(self, need: dict[str, JSON]) -> dict[str, JSON]:
