@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from .errors import StorageError
+from .s3_direct import DirectClient
 from .s3_native import native_sender
 from .s3_options import S3Options
 
@@ -64,7 +65,7 @@ def make_client(options: S3Options) -> Client:
         raise StorageError(f"ca_bundle is {options.ca_bundle!r}: there is no such file")
     session = boto3.session.Session(profile_name=options.profile, botocore_session=botocore.session.Session())
     _share_models(session._session)
-    client: Client = session.client(
+    client = session.client(
         "s3",
         endpoint_url=options.endpoint_url,
         region_name=options.region or session.region_name or "us-east-1",
@@ -82,8 +83,7 @@ def make_client(options: S3Options) -> Client:
             user_agent_extra="tidegate",
         ),
     )
-    _choose_transport(client, options, session)
-    return client
+    return _with_transport(client, options, session)
 
 
 def _share_models(core: Any) -> None:
@@ -92,19 +92,19 @@ def _share_models(core: Any) -> None:
     core.register_component("data_loader", _loaders.setdefault(tuple(loader.search_paths), loader))
 
 
-def _choose_transport(client: Any, options: S3Options, session: Any) -> None:
+def _with_transport(client: Any, options: S3Options, session: Any) -> Client:
     from botocore.httpsession import get_cert_path
     from botocore.utils import get_environ_proxies
 
-    if options.transport == "urllib3":
-        return
-    has_proxy = bool(get_environ_proxies(client.meta.endpoint_url))
-    ca_path = options.ca_bundle or session._session.get_config_variable("ca_bundle") or get_cert_path(True)
-    sender = None if has_proxy and options.transport == "auto" else native_sender(options, ca_path)
-    if sender is not None:
-        client.meta.events.register_last("before-send.s3", sender)
-    elif options.transport == "awscrt":
-        raise StorageError('transport="awscrt" needs awscrt >= 0.38: pip install -U awscrt, or use "urllib3"')
+    if options.transport != "urllib3":
+        has_proxy = bool(get_environ_proxies(client.meta.endpoint_url))
+        ca_path = options.ca_bundle or session._session.get_config_variable("ca_bundle") or get_cert_path(True)
+        sender = None if has_proxy and options.transport == "auto" else native_sender(options, ca_path)
+        if sender is not None:
+            return cast(Client, DirectClient(client, sender, session.get_credentials()))
+        if options.transport == "awscrt":
+            raise StorageError('transport="awscrt" needs awscrt >= 0.38: pip install -U awscrt, or use "urllib3"')
+    return cast(Client, client)
 
 
 def endpoint_of(client: Client) -> str | None:

@@ -2,8 +2,7 @@
 
 urllib3 sends a part in many pieces, and takes the lock for each: beside a thread that runs Python without pause every
 piece waits for up to 5 ms, and that thread loses up to half of its time. awscrt asks once for the whole part and does
-the rest (TLS, sockets, the answer) without Python. botocore goes on to make and sign the requests and to read the
-answers: this is only what is between, by its event "before-send".
+the rest (TLS, sockets, the answer) without Python. What is sent, and how it is signed, `s3_direct` knows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -43,14 +42,13 @@ _MAX_THREADS = 4
 class Request(Protocol):
     """What we use of botocore's signed request."""
 
-    method: str
     url: str
     headers: Any
     body: object
 
 
-def native_sender(options: S3Options, ca_path: str | None) -> Callable[..., Any] | None:
-    """Return a handler of "before-send" that sends parts; None if awscrt, or one that is new enough, is missing.
+def native_sender(options: S3Options, ca_path: str | None) -> NativeSender | None:
+    """Return what sends parts; None if awscrt, or one that is new enough, is missing.
 
     Args:
         options: For concurrency and timeouts.
@@ -60,11 +58,11 @@ def native_sender(options: S3Options, ca_path: str | None) -> Callable[..., Any]
         from awscrt.s3 import S3RetryConfig  # noqa: F401 - the newest thing that we use of it
     except ImportError:
         return None
-    return _Sender(options, ca_path)
+    return NativeSender(options, ca_path)
 
 
-class _Sender:
-    """Sends parts. The threads and the connections are made for the first one."""
+class NativeSender:
+    """Sends parts. Safe for threads. The threads and the connections are made for the first one."""
 
     def __init__(self, options: S3Options, ca_path: str | None) -> None:
         self._options = options
@@ -72,21 +70,24 @@ class _Sender:
         self._clients: dict[bool, Any] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, request: Request, event_name: str, **_: object) -> Any:
-        """Send a part and return botocore's answer; None for any other request. Blocks.
+    def send(self, url: str, headers: Mapping[str, Any], body: Body, *, signing: Any = None) -> Any:
+        """Put a part and return the answer as botocore's AWSResponse, whatever its status. Blocks.
+
+        Args:
+            url: Where, with the query.
+            headers: All but "Host"; their values may be bytes.
+            body: What is sent.
+            signing: Awscrt's AwsSigningConfig, by which it signs; None: it is signed.
 
         Raises:
             StorageError: What the body's check says.
             botocore.exceptions.HTTPClientError: There was no answer, which may pass.
             Exception: What awscrt or the body says where it does not pass.
         """
-        body = request.body
-        if not event_name.endswith(".UploadPart") or not isinstance(body, Body):
-            return None
         transfer = _Transfer(body)
-        transfer.begin(self._client_for(request.url), request)
-        transfer.wait(self._options.timeout_s + body.num_bytes / LEAST_BYTES_PER_S, request.url)
-        return transfer.answer(request.url)
+        transfer.begin(self._client_for(url), url, headers, signing)
+        transfer.wait(self._options.timeout_s + body.num_bytes / LEAST_BYTES_PER_S, url)
+        return transfer.answer(url)
 
     def _client_for(self, url: str) -> Any:
         is_tls = url.startswith("https:")
@@ -133,19 +134,20 @@ class _Transfer:
         self._error: Exception | None = None
         self._request: Any = None
 
-    def begin(self, client: Any, request: Request) -> None:
+    def begin(self, client: Any, url: str, headers: Mapping[str, Any], signing: Any) -> None:
         """Start it."""
         from awscrt.http import HttpHeaders, HttpRequest
         from awscrt.s3 import S3RequestType
 
-        parts = urlsplit(request.url)
-        headers = HttpHeaders([(name, _text(value)) for name, value in request.headers.items() if name != "Expect"])
-        headers.set("Host", parts.netloc)
+        parts = urlsplit(url)
+        given = HttpHeaders([(name, text_of(value)) for name, value in headers.items() if name != "Expect"])
+        given.set("Host", parts.netloc)
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         self._request = client.make_request(
             type=S3RequestType.DEFAULT,
             operation_name="UploadPart",
-            request=HttpRequest(request.method, path, headers, self._source),
+            request=HttpRequest("PUT", path, given, self._source),
+            signing_config=signing,
             on_headers=self._on_headers,
             on_body=self._on_body,
             on_done=self._on_done,
@@ -255,5 +257,6 @@ def _no_answer(error: Exception | None, url: str) -> Exception:
     return kind(endpoint_url=url, error=error)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a header's value as text."""
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
