@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from .s3_body import Body
 from .s3_native import NativeSender, Request, text_of
 
+_OPERATION = "UploadPart"
 _MAX_KEPT = 64  # uploads; those that ended are not told of
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=\S+/\d{8}/([^/]+)/s3/aws4_request,")
 _UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -59,6 +60,8 @@ class Pattern:
 class DirectClient:
     """A boto3 client that sends parts by awscrt, all but the first of an upload without botocore. Safe for threads.
 
+    Who listens to the client's events "before-send" and "response-received" hears of all parts.
+
     Args:
         client: Of boto3; all other calls are its own.
         sender: Sends.
@@ -71,7 +74,7 @@ class DirectClient:
         self._credentials = credentials
         self._patterns: dict[str, Pattern] = {}
         self._lock = threading.Lock()
-        client.meta.events.register_last("before-send.s3.UploadPart", self._send_first)
+        client.meta.events.register_last("before-send.s3", self._send)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -89,37 +92,59 @@ class DirectClient:
             Exception: What awscrt, the body or the source of the credentials says.
         """
         pattern = self._patterns.get(arguments["UploadId"])
-        checksums = {k: v for k, v in arguments.items() if k.startswith("Checksum") and k != "ChecksumAlgorithm"}
+        checksums = {name: value for name, value in arguments.items() if name.startswith("Checksum")}
         if pattern is None or self._credentials is None or set(arguments) - set(checksums) - _OF_MODEL:
             return cast(dict[str, Any], self._client.upload_part(**arguments))
         query = f"partNumber={arguments['PartNumber']}&uploadId={quote(arguments['UploadId'], safe='')}"
         headers = dict(pattern.headers)
-        headers |= {_CHECKSUM + k.removeprefix("Checksum").lower(): v for k, v in checksums.items()}
+        headers |= {_CHECKSUM + name.removeprefix("Checksum").lower(): value for name, value in checksums.items()}
         headers["content-length"] = str(arguments["ContentLength"])
-        answer = self._sender.send(
-            f"{pattern.url}?{query}", headers, cast(Body, arguments["Body"]), signing=self._signing(pattern.region)
-        )
-        return self._read(answer)
+        request = self._signed(f"{pattern.url}?{query}", headers, arguments["Body"], pattern.region)
+        error: Exception | None = None
+        try:
+            return self._read(self._answer_to(request))
+        except Exception as exc:
+            error = exc
+            raise
+        finally:
+            self._client.meta.events.emit(
+                f"response-received.s3.{_OPERATION}", response_dict={}, parsed_response={}, context={}, exception=error
+            )
 
-    def _send_first(self, request: Request, **_: object) -> Any:
-        """Send what botocore has signed, and learn from it. Returns botocore's answer; None if it is not ours."""
+    def _answer_to(self, request: Request) -> Any:
+        """Send a request as botocore does: unless one who listens has an answer."""
+        _, answer = self._client.meta.events.emit_until_response(f"before-send.s3.{_OPERATION}", request=request)
+        if answer is not None:
+            return answer
+        with memoryview(cast(bytes, request.body)) as view:  # one who listens has changed it
+            return self._sender.send(request.url, request.headers, Body((view,)))
+
+    def _send(self, request: Request, event_name: str, **_: object) -> Any:
+        """Send what is signed, and learn from the first part. Returns botocore's answer; None if it is not ours."""
         body = request.body
-        if not isinstance(body, Body):
+        if not event_name.endswith(f".{_OPERATION}") or not isinstance(body, Body):
             return None
         answer = self._sender.send(request.url, request.headers, body)
-        pattern = Pattern.of(request) if answer.status_code == 200 else None
+        if answer.status_code == 200:
+            self._learn(request)
+        return answer
+
+    def _learn(self, request: Request) -> None:
+        (upload_id,) = parse_qs(urlsplit(request.url).query).get("uploadId", ("",))
+        pattern = None if upload_id in self._patterns else Pattern.of(request)
         if pattern is not None:
             with self._lock:
                 while len(self._patterns) >= _MAX_KEPT:
                     del self._patterns[next(iter(self._patterns))]
-                self._patterns[parse_qs(urlsplit(request.url).query)["uploadId"][0]] = pattern
-        return answer
+                self._patterns[upload_id] = pattern
 
-    def _signing(self, region: str) -> Any:
-        from awscrt import auth
+    def _signed(self, url: str, headers: dict[str, str], body: Body, region: str) -> Request:
+        """Sign a request. Blocks only where the credentials have to be renewed."""
+        from awscrt import auth, http
+        from botocore.awsrequest import AWSPreparedRequest, HeadersDict
 
         keys = self._credentials.get_frozen_credentials()
-        return auth.AwsSigningConfig(
+        config = auth.AwsSigningConfig(
             algorithm=auth.AwsSigningAlgorithm.V4,
             signature_type=auth.AwsSignatureType.HTTP_REQUEST_HEADERS,
             credentials_provider=auth.AwsCredentialsProvider.new_static(keys.access_key, keys.secret_key, keys.token),
@@ -130,6 +155,11 @@ class DirectClient:
             signed_body_value=_UNSIGNED,
             signed_body_header_type=auth.AwsSignedBodyHeaderType.X_AMZ_CONTENT_SHA_256,
         )
+        parts = urlsplit(url)
+        given = http.HttpHeaders([*headers.items(), ("host", parts.netloc)])
+        request = http.HttpRequest("PUT", f"{parts.path}?{parts.query}", given)
+        auth.aws_sign_request(request, config).result()
+        return cast(Request, AWSPreparedRequest("PUT", url, HeadersDict(dict(given)), body, stream_output=False))
 
     def _read(self, answer: Any) -> dict[str, Any]:
         """Return the answer as boto3 would, as far as it is used; or raise what it would."""
@@ -142,4 +172,4 @@ class DirectClient:
         status = 500 if answer.status_code == 200 else answer.status_code  # an error may come under a status of 200
         parser = create_parser(self._client.meta.service_model.metadata["protocol"])
         found = {"status_code": status, "headers": headers, "body": answer.content}
-        raise ClientError(parser.parse(found, None), "UploadPart")
+        raise ClientError(parser.parse(found, None), _OPERATION)

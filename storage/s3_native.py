@@ -70,14 +70,13 @@ class NativeSender:
         self._clients: dict[bool, Any] = {}
         self._lock = threading.Lock()
 
-    def send(self, url: str, headers: Mapping[str, Any], body: Body, *, signing: Any = None) -> Any:
+    def send(self, url: str, headers: Mapping[str, Any], body: Body) -> Any:
         """Put a part and return the answer as botocore's AWSResponse, whatever its status. Blocks.
 
         Args:
             url: Where, with the query.
-            headers: All but "Host"; their values may be bytes.
+            headers: Signed; their values may be bytes.
             body: What is sent.
-            signing: Awscrt's AwsSigningConfig, by which it signs; None: it is signed.
 
         Raises:
             StorageError: What the body's check says.
@@ -85,7 +84,7 @@ class NativeSender:
             Exception: What awscrt or the body says where it does not pass.
         """
         transfer = _Transfer(body)
-        transfer.begin(self._client_for(url), url, headers, signing)
+        transfer.begin(self._client_for(url), url, headers)
         transfer.wait(self._options.timeout_s + body.num_bytes / LEAST_BYTES_PER_S, url)
         return transfer.answer(url)
 
@@ -134,7 +133,7 @@ class _Transfer:
         self._error: Exception | None = None
         self._request: Any = None
 
-    def begin(self, client: Any, url: str, headers: Mapping[str, Any], signing: Any) -> None:
+    def begin(self, client: Any, url: str, headers: Mapping[str, Any]) -> None:
         """Start it."""
         from awscrt.http import HttpHeaders, HttpRequest
         from awscrt.s3 import S3RequestType
@@ -147,7 +146,6 @@ class _Transfer:
             type=S3RequestType.DEFAULT,
             operation_name="UploadPart",
             request=HttpRequest("PUT", path, given, self._source),
-            signing_config=signing,
             on_headers=self._on_headers,
             on_body=self._on_body,
             on_done=self._on_done,
