@@ -53,8 +53,9 @@ class Ticket(Protocol):
         """Begin the next step if the one before it has ended. Never blocks, never raises for the frame."""
         ...
 
-    def finish(self) -> EncodedFrame:
-        """Block until the frame is ready. Raises what went wrong, its room released."""
+    def finish(self) -> EncodedFrame | None:
+        """Block until the frame is ready; None for a chunk that need not be stored. In this case, and where it raises
+        what went wrong, the room is released."""
         ...
 
 
@@ -122,7 +123,7 @@ class HostEncoder:
         output = host_buffer(room)
         return _HostTicket(self._workers.submit(self._encode, job, staged, output), output)
 
-    def _encode(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> EncodedFrame:
+    def _encode(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> EncodedFrame | None:
         start_s = job.timeline.now()
         scratch = staged.buffer
         try:
@@ -135,10 +136,14 @@ class HostEncoder:
                     raise RuntimeError("a buffer pool gave up without being asked to")
                 raw = copied_bytes(scratch, staged.chunk.num_bytes)
                 read_chunk(staged, raw)
+            job.derived.offer(staged.chunk.index, raw)
+            if job.derived.follows(staged.chunk.index, raw):
+                return None
             header = encode_frame(self._codec, raw, staged.chunk.word, output.tensor)
             if self._verify:
                 _check_decodes(output.tensor[: header.frame_bytes], raw)
         finally:
+            job.derived.let_go(staged.chunk.index)
             if staged.is_live:
                 job.live_chunk_was_read()
             if scratch is not None:
@@ -179,18 +184,20 @@ def read_chunk(staged: StagedChunk, out: torch.Tensor) -> None:
 
 @dataclass(slots=True)
 class _HostTicket:
-    _future: Future[EncodedFrame]
+    _future: Future[EncodedFrame | None]
     _output: HostBuffer
 
     def advance(self) -> None:
         """Do nothing: the thread goes on by itself."""
 
-    def finish(self) -> EncodedFrame:
+    def finish(self) -> EncodedFrame | None:
+        frame = None
         try:
-            return self._future.result()
-        except BaseException:
-            self._output.release()
-            raise
+            frame = self._future.result()
+        finally:
+            if frame is None:
+                self._output.release()
+        return frame
 
 
 def _check_decodes(frame: torch.Tensor, raw: torch.Tensor) -> None:

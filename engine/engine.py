@@ -21,6 +21,7 @@ from tidegate.storage.open import open_store
 from tidegate.storage.output_file import IOMode
 
 from .commit import MAX_STEP, committed_steps
+from .derived import DerivedChunks
 from .device_layout import LayoutCache
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
@@ -29,6 +30,7 @@ from .future import SaveFuture
 from .job import SaveJob
 from .load import load_latest, load_step
 from .options import OnBusy, Options, Verify
+from .pairs import DeriveOption, PairFinder
 from .planned import PlanCache
 from .report import SaveReport
 from .resources import Resources
@@ -63,6 +65,9 @@ class CheckpointEngine:
         keep_every: Steps that are multiples of it stay as well.
         io: How folders are written: "direct" (past the page cache), "buffered", "gds" (from device memory, by KvikIO),
             or "auto", which measures once and takes the faster.
+        derive: Do not store what follows from the rest of the state: bf16 and fp16 tensors that are, in every bit, the
+            rounding of an fp32 one, and tensors that are alike. Each save looks at every bit. Or the paths of such
+            tensors, and for each that of what it follows from; or False.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -84,6 +89,7 @@ class CheckpointEngine:
         keep_last: int | None = None,
         keep_every: int | None = None,
         io: IOMode = "auto",
+        derive: DeriveOption = True,
     ) -> None:
         self._options = Options(
             codec=codec,
@@ -96,6 +102,7 @@ class CheckpointEngine:
             on_busy=on_busy,
             keep_last=keep_last,
             keep_every=keep_every,
+            derive=derive,
         )
         self._resources = Resources(self._options)
         try:
@@ -108,6 +115,7 @@ class CheckpointEngine:
         self._driver = Driver(self._store, self._resources, self._options)
         self._fence = Fence(lambda: self._driver.job)
         self._describer = Describer()
+        self._pairs = PairFinder(derive)
         self._plans = PlanCache(self._resources.chunk_bytes)
         self._layouts = LayoutCache()
         self._saving_thread: int | None = None
@@ -254,10 +262,12 @@ class CheckpointEngine:
             check_absent(self._store, step, overwrite)
         except StorageError as exc:
             raise save_error(exc, f"save of step {step}") from exc
-        planned = self._plans.of(table)
+        planned = self._plans.of(table, self._pairs.of(table))
+        derived = DerivedChunks(planned.candidates)
+        self._pairs.watch(derived)
         job = SaveJob(
             step, table, planned.plan, metadata, self._resources.wake,
-            layouts=self._layouts, chunk_order=planned.chunk_order,
+            layouts=self._layouts, chunk_order=planned.chunk_order, derived=derived,
         )  # fmt: skip
         self._resources.prepare(has_cuda=planned.has_cuda)
         self._resources.take_peak_host_bytes()

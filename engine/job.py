@@ -11,6 +11,7 @@ import torch
 
 from .buffers import HostBuffer
 from .commit import CommitRecord
+from .derived import DerivedChunks
 from .device_layout import DeviceLayout, LayoutCache
 from .errors import TornSnapshotError
 from .future import SaveFuture
@@ -91,6 +92,7 @@ class SaveJob:
         metadata: The caller's own JSON.
         wake: Called after a failure, so that whoever waits for buffers asks `failed` again.
         layouts: Layouts of device snapshots that earlier saves have made.
+        derived: Which chunks may follow from others.
         chunk_order: The plan's chunks in the order in which they are to be staged; by default that of the plan.
     """
 
@@ -103,12 +105,14 @@ class SaveJob:
         wake: Callable[[], None] = lambda: None,
         layouts: LayoutCache | None = None,
         chunk_order: Sequence[Chunk] | None = None,
+        derived: DerivedChunks | None = None,
     ) -> None:
         self.step = step
         self.table = table
         self.plan = plan
         self.metadata = metadata
         self.layouts = layouts or LayoutCache()
+        self.derived = derived or DerivedChunks()
         self.chunk_order = plan.chunks if chunk_order is None else chunk_order
         self.live_layouts: dict[torch.device, DeviceLayout] = {}
         self.future = SaveFuture()
@@ -207,7 +211,8 @@ class SaveJob:
                 self.drop(staged)
 
     def drop(self, staged: StagedChunk) -> None:
-        """Give back one staged chunk."""
+        """Give back one staged chunk: nobody will encode it."""
+        self.derived.let_go(staged.chunk.index)
         if staged.buffer is not None:
             staged.buffer.release()
         elif staged.is_live:

@@ -12,6 +12,8 @@ from tidegate.codec.words import WordType
 
 from .collector import collector_at_rest
 from .container import ObjectRecord
+from .derived import Derivation
+from .derived_json import DERIVED, derived_from_json, derived_to_json
 from .errors import CorruptCheckpointError
 from .paths import shown
 from .plan import MAX_CHUNK_BYTES, Chunk
@@ -21,7 +23,7 @@ from .types import JSON
 
 FORMAT_NAME = "tidegate-manifest"
 FORMAT_VERSION = 1
-KNOWN_FEATURES: frozenset[str] = frozenset()
+KNOWN_FEATURES = frozenset({DERIVED})
 _LEAST_BYTES_PER_TENSOR = len('["t",0]')
 """Each tensor stands in the skeleton once at least, so a short text cannot claim, in a run, a billion of them."""
 
@@ -38,6 +40,7 @@ class Manifest:
         objects: The objects that hold the frames. Empty in an object that stands alone, which is its own only one.
         table: Skeleton, tensors and extents, without live tensors.
         chunks: What each frame holds.
+        derived: The chunks that have no frame.
     """
 
     step: int
@@ -47,6 +50,7 @@ class Manifest:
     objects: tuple[ObjectRecord, ...]
     table: StateTable
     chunks: tuple[Chunk, ...]
+    derived: tuple[Derivation, ...] = ()
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -57,7 +61,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     fields: dict[str, JSON] = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
-        "features": [],
+        "features": [DERIVED] if manifest.derived else [],
         "step": manifest.step,
         "attempt": manifest.attempt,
         "created": dict(manifest.created),
@@ -70,6 +74,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "extent_words": _pack_runs(table.extent_words),
         "extent_bytes": _pack_runs(table.extent_bytes),
         "chunks": [[c.first_extent, c.end_extent, c.offset, c.num_bytes] for c in manifest.chunks],
+        **({"derived": derived_to_json(manifest.derived)} if manifest.derived else {}),
         "state": table.skeleton,
     }
     with collector_at_rest():
@@ -131,6 +136,7 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
         objects=objects,
         table=table,
         chunks=chunks,
+        derived=derived_from_json(fields["derived"], table, chunks) if "derived" in fields else (),
     )
 
 

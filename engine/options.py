@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from tidegate.codec.base import frame_bound_bytes
 from tidegate.codec.registry import codec_names
 
 from .errors import ConfigError
+from .pairs import DeriveOption
 from .plan import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from .snapshot import SNAPSHOT_MODES, SnapshotMode
 
@@ -34,6 +36,7 @@ class Options:
     on_busy: OnBusy = "wait"
     keep_last: int | None = None
     keep_every: int | None = None
+    derive: DeriveOption = True
 
     def __post_init__(self) -> None:
         _check_choice("codec", self.codec, ("auto", *codec_names()))
@@ -52,6 +55,8 @@ class Options:
                 _check_count(name, value, 1)
         if self.keep_every is not None and self.keep_last is None:
             raise ConfigError("keep_every says which checkpoints outlive keep_last; give keep_last too")
+        if not isinstance(self.derive, bool | Mapping):
+            raise ConfigError(f"derive is {self.derive!r}; give True, False, or a mapping of paths to paths")
         high, low = self.watermarks
         if not 0.0 < low <= high <= 1.0:
             raise ConfigError(f"watermarks are {self.watermarks}; give (high, low) with 0 < low <= high <= 1")

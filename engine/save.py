@@ -203,5 +203,6 @@ def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> 
         "python": platform.python_version(),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks)
+    derived = job.derived.found()
+    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks, derived)
 
