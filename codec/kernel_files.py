@@ -28,6 +28,7 @@ PARAMETERS = {
         "count_failures": "QQQIQ",
     },
     "copy": {"copy_pieces": "QQI"},
+    "compare": {"compare_pieces": "QIQ"},
     "rans_look": {
         **{f"look_at_segments_{size}": "QQIIIIQQQ" for size in (1, 2, 4, 8)},
         "make_rans_tables": "QIIIQQQQIIQ",

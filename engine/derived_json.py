@@ -73,7 +73,7 @@ def _check_sources(found: dict[int, Derivation], chunks: Sequence[Chunk]) -> Non
     for derivation in found.values():
         for source in derivation.sources:
             if source in targets:
-                raise _damaged(f"chunk {derivation.chunk} follows from extent {source}, which is not stored whole itself")
+                raise _damaged(f"chunk {derivation.chunk} follows from extent {source}, which is not stored itself")
 
 
 def _list(value: JSON) -> list[JSON]:

@@ -22,6 +22,7 @@ from tidegate.storage.output_file import IOMode
 
 from .commit import MAX_STEP, committed_steps
 from .derived import DerivedChunks
+from .derived_device import Comparisons
 from .device_layout import LayoutCache
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
@@ -118,6 +119,7 @@ class CheckpointEngine:
         self._pairs = PairFinder(derive)
         self._plans = PlanCache(self._resources.chunk_bytes)
         self._layouts = LayoutCache()
+        self._comparisons = Comparisons()
         self._saving_thread: int | None = None
         self._pid = os.getpid()
         self._is_closed = False
@@ -237,6 +239,7 @@ class CheckpointEngine:
             self._is_closed = True
             self._fence.detach()
             self._layouts.clear()
+            self._comparisons.clear()
             if self._pid == os.getpid():
                 self._driver.close()
                 self._resources.close()
@@ -268,6 +271,7 @@ class CheckpointEngine:
         job = SaveJob(
             step, table, planned.plan, metadata, self._resources.wake,
             layouts=self._layouts, chunk_order=planned.chunk_order, derived=derived,
+            comparisons=self._comparisons,
         )  # fmt: skip
         self._resources.prepare(has_cuda=planned.has_cuda)
         self._resources.take_peak_host_bytes()

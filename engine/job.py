@@ -12,6 +12,7 @@ import torch
 from .buffers import HostBuffer
 from .commit import CommitRecord
 from .derived import DerivedChunks
+from .derived_device import Comparisons
 from .device_layout import DeviceLayout, LayoutCache
 from .errors import TornSnapshotError
 from .future import SaveFuture
@@ -93,6 +94,7 @@ class SaveJob:
         wake: Called after a failure, so that whoever waits for buffers asks `failed` again.
         layouts: Layouts of device snapshots that earlier saves have made.
         derived: Which chunks may follow from others.
+        comparisons: What earlier saves have made ready to compare these on GPUs.
         chunk_order: The plan's chunks in the order in which they are to be staged; by default that of the plan.
     """
 
@@ -106,6 +108,7 @@ class SaveJob:
         layouts: LayoutCache | None = None,
         chunk_order: Sequence[Chunk] | None = None,
         derived: DerivedChunks | None = None,
+        comparisons: Comparisons | None = None,
     ) -> None:
         self.step = step
         self.table = table
@@ -113,6 +116,7 @@ class SaveJob:
         self.metadata = metadata
         self.layouts = layouts or LayoutCache()
         self.derived = derived or DerivedChunks()
+        self.comparisons = comparisons or Comparisons()
         self.chunk_order = plan.chunks if chunk_order is None else chunk_order
         self.live_layouts: dict[torch.device, DeviceLayout] = {}
         self.future = SaveFuture()

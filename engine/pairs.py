@@ -163,10 +163,11 @@ class _Finder:
         """Pair extents that look the same with the first of them."""
         by_sample: dict[bytes, list[int]] = {}
         for extent, sample in zip(group, self._samples(group) if len(group) > 1 else [], strict=False):
-            if sample.count(sample[:1]) != len(sample):  # what is all alike takes no room anyway
+            itemsize = self._table.extent_words[extent].itemsize
+            if sample != sample[:itemsize] * (len(sample) // itemsize):  # one value repeated takes no room anyway
                 by_sample.setdefault(sample, []).append(extent)
         needed = {pair.source for pair in pairs.values()}
-        found = {}
+        found: dict[int, Pair] = {}
         for alike in by_sample.values():
             first = min(alike, key=lambda extent: (extent not in needed, self._first[extent]))
             found |= {extent: Pair(SAME, first) for extent in alike if extent != first and extent not in needed}
