@@ -102,7 +102,7 @@ def plot(path: Path, model: str, cells: Sequence[Cell]) -> None:
 def plot_whole(path: Path, models: dict[str, dict[str, object]]) -> None:
     """Whole checkpoints beside NVIDIA's figures."""
     claims: dict[str, dict[str, float]] = CLAIMS["ratio"]  # type: ignore[assignment]
-    groups = [(model, codec) for model in models for codec in ("ans", "zstd", "lz4", "bitcomp")]
+    groups = [(model, codec) for model in models for codec in ("rans", "ans", "zstd", "lz4", "bitcomp")]
     counted: dict[str, dict[str, float]] = {m: found["as_nvidia_counts"] for m, found in models.items()}  # type: ignore[misc]
     series = {
         "measured here": [counted[model].get(codec) for model, codec in groups],

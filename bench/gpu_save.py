@@ -22,7 +22,7 @@ from .networks import Size
 from .rig import print_table, repeat, write_results
 from .save import raw_write
 
-CODECS = ("raw", "zstd", "ans")
+CODECS = ("raw", "zstd", "ans", "rans")
 MODES = ("device", "lazy", "host")
 HEAD = ("codec", "mode", "stall ms", "snapshot ms", "encode s", "write s", "wall s", "overlap", "ratio")
 

@@ -33,9 +33,10 @@ from .rig import TimeBudget, arguments, print_table, require_cuda, say, write_re
 
 BOUND = 0.02
 LIMITED_BYTES_PER_S = 5e9
+CODECS = ("rans", "ans", "zstd", "auto")
 CASES: tuple[tuple[float, SnapshotMode, str], ...] = (
-    *((LIMITED_BYTES_PER_S, mode, codec) for mode in ("device", "lazy") for codec in ("ans", "zstd", "auto")),
-    *((math.inf, "device", codec) for codec in ("ans", "zstd", "auto")),
+    *((LIMITED_BYTES_PER_S, mode, codec) for mode in ("device", "lazy") for codec in CODECS),
+    *((math.inf, "device", codec) for codec in CODECS),
     (math.inf, "lazy", "ans"),
 )
 STEP_S = (0.05, 0.1)

@@ -32,7 +32,7 @@ from .plots import beside, grouped_bars, timeline
 from .rig import TimeBudget, arguments, print_table, require_cuda, say, write_results
 from .states import State, num_bytes_of, trained_state
 
-CODECS = ("raw", "zstd", "ans")
+CODECS = ("raw", "zstd", "ans", "rans")
 RATES_GB_PER_S = (2.0, 5.0, 10.0, 25.0, 50.0)
 TINY_RATES_GB_PER_S = (2.0, 25.0)
 FROM_DEVICE_AT_GB_PER_S = 25.0

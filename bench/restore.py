@@ -178,7 +178,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed.*")
     state = made_state(args.tiny, args.layers)
-    codecs = ("raw", "zstd", "ans") if torch.cuda.is_available() else ("raw", "zstd")
+    codecs = ("raw", "zstd", "ans", "rans") if torch.cuda.is_available() else ("raw", "zstd")
     raw_bytes = num_bytes_of(state)
     say(f"a state of {raw_bytes / 1e9:.2f} GB in {len(tensors_of(state))} tensors")
     with fast_folder(8 * raw_bytes, args.folder) as folder:

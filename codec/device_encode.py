@@ -1,8 +1,9 @@
 """Encode chunks that lie on a CUDA device into frames, on one stream, in buffers that are allocated once.
 
 The work of a chunk: digest of the chunk; split into planes; which blocks are constant; nvCOMP on the candidates; table
-and offsets; gather; digest of the body; report to the host. (rans_device.py puts other kernels between the digests.) All
-of it is enqueued at once; the host only reads the report. Planes, nvCOMP's slots and scratch are shared by all slots and codecs, since one stream runs chunk after chunk.
+and offsets; gather; digest of the body; report to the host. (For rans, the kernels of rans_device.py stand between the
+digests.) All of it is enqueued at once; the host only reads the report. Planes, nvCOMP's slots and scratch are shared
+by all slots and codecs, since one stream runs chunk after chunk.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -12,6 +11,7 @@ from . import rans_numpy
 from .base import CODEC_VERSIONS, RANS_CODEC, FrameHeader
 from .errors import CorruptionError
 from .rans_format import LOG2_SUM, pack_start, plan_layout, unpack_layout
+from .rans_ready import LOOPS
 from .rans_survey import survey
 from .rans_tables import quantise
 from .rans_units import SHAPES, UnitShape
@@ -21,20 +21,26 @@ from .words import WordType
 class RansCodec:
     """rANS in segments. See `tidegate.codec.base.Codec` for the methods.
 
-    With numba installed it is compiled at first use, half a minute that is spent once on a machine; without, NumPy
-    does the same work at a sixth of the speed and writes the same bytes.
+    With numba installed, compiled loops do the work as soon as they are ready (rans_ready.py); until then, and without
+    it, NumPy does, at a fifth of the speed. Both write the same bytes.
+
+    Args:
+        coder: rans_numba or rans_numpy; None: the faster of what is ready.
     """
 
     name = "rans"
     number = RANS_CODEC
     version = CODEC_VERSIONS[RANS_CODEC]
 
+    def __init__(self, coder: ModuleType | None = None) -> None:
+        self._coder = coder
+
     def encode_body(self, raw: NDArray[np.uint8], word: WordType, out: NDArray[np.uint8]) -> int | None:
         """Write a body, or return None where it would be as long as the chunk or longer."""
         if not raw.size:
             return None
         chunk, body = _aligned(raw), _aligned(out)
-        body_bytes = encode_chunk(chunk, word, body, SHAPES[word], LOG2_SUM)
+        body_bytes = encode_chunk(chunk, word, body, SHAPES[word], LOG2_SUM, self._coder)
         if body_bytes is not None and body is not out:
             out[:body_bytes] = body[:body_bytes]
         return body_bytes
@@ -44,13 +50,18 @@ class RansCodec:
         if not out.size:
             raise CorruptionError("a rans body stands for no bytes, which no writer makes")
         octets, chunk = _aligned(body), _aligned(out)
-        _coder().decode_segments(unpack_layout(header, octets), octets, chunk)
+        (self._coder or _coder()).decode_segments(unpack_layout(header, octets), octets, chunk)
         if chunk is not out:
             np.copyto(out, chunk)
 
 
 def encode_chunk(
-    chunk: NDArray[np.uint8], word: WordType, body: NDArray[np.uint8], shape: UnitShape, log2_sum: int
+    chunk: NDArray[np.uint8],
+    word: WordType,
+    body: NDArray[np.uint8],
+    shape: UnitShape,
+    log2_sum: int,
+    coder: ModuleType | None = None,
 ) -> int | None:
     """Write the body of a chunk that is not empty; return its length, or None where it would be no shorter.
 
@@ -60,8 +71,9 @@ def encode_chunk(
         body: uint8[raw_bytes].
         shape: The word's, with any number of tiles a segment that RANS.md allows.
         log2_sum: n.
+        coder: As for `RansCodec`.
     """
-    coder = _coder()
+    coder = coder or _coder()
     found = survey(chunk, shape, coder.count_symbols)
     frequencies = np.stack([quantise(row, shape.spread, found.sampled, log2_sum) for row in found.counts])
     layout = plan_layout(shape, found.tiles, frequencies, log2_sum, found.directory)
@@ -74,14 +86,14 @@ def encode_chunk(
     return layout.body_bytes
 
 
-@cache
 def _coder() -> ModuleType:
-    """Return the module that codes segments: the compiled one where numba works."""
-    from . import rans_compile, rans_numba
-
-    return rans_numba if rans_compile.AVAILABLE else rans_numpy
+    """Return the module that codes segments: the compiled one once it is ready."""
+    return LOOPS.coder() or rans_numpy
 
 
 def _aligned(octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the array, or a copy of it where its address is no multiple of 8."""
-    return octets if octets.ctypes.data % 8 == 0 else octets.copy()
+    """Return the array, or a copy of it where its address is no multiple of 8, or where it cannot be written to.
+
+    The loops are compiled for arrays that can; for others they would be compiled again, here and now.
+    """
+    return octets if octets.ctypes.data % 8 == 0 and octets.flags.writeable else octets.copy()

@@ -18,8 +18,8 @@ except ImportError:
     # Not installed, or of a version that this NumPy or Python does not go with.
     numba = None
 
-AVAILABLE = numba is not None
-"""Whether the loops are compiled."""
+AVAILABLE = numba is not None and not numba.config.DISABLE_JIT
+"""Whether the loops can be compiled."""
 
 Function = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def entry(function: Function) -> Function:
         return function
     # Whether kept code is still good numba sees from the file of this function alone, not from those of the functions
     # that went into it; so the name under which it is kept names all of them.
-    function.__qualname__ += f"_{_digest_of_sources()}"
+    function.__qualname__ += f"_{digest_of_sources()}"
     try:
         made: Function = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:
@@ -52,11 +52,16 @@ def entry(function: Function) -> Function:
     return made
 
 
-@cache
-def _digest_of_sources() -> str:
-    digest = xxhash.xxh3_64()
+def source_paths() -> tuple[Path, ...]:
+    """Return the files that the machine code is made from: the loops, and the constants that are compiled into them."""
     folder = Path(__file__).parent
-    # The loops, and the constants that are compiled into them.
-    for path in (*sorted(folder.glob("rans_*loops.py")), folder / "rans_units.py", folder / "rans_directory.py"):
+    return (*sorted(folder.glob("rans_*loops.py")), folder / "rans_units.py", folder / "rans_directory.py")
+
+
+@cache
+def digest_of_sources() -> str:
+    """Return what names a version of them."""
+    digest = xxhash.xxh3_64()
+    for path in source_paths():
         digest.update(path.read_bytes())
     return digest.hexdigest()

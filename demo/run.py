@@ -82,10 +82,11 @@ def newest_step(root: Path) -> object:
 def table(log: Path) -> str:
     """Format a run's saves."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    lines = [f"{'step':>6} {'raw MB':>8} {'stored MB':>10} {'ratio':>6} {'stall ms':>9} {'wall ms':>8} {'overlap':>8}"]
+    head = f"{'step':>6} {'raw MB':>8} {'stored MB':>10} {'ratio':>6} {'stall ms':>9} {'wall ms':>8} {'overlap':>8}"
+    lines = [f"{head}  codecs"]
     lines += [
         f"{r['step']:>6} {r['raw_bytes'] / 1e6:>8.1f} {r['stored_bytes'] / 1e6:>10.1f} {r['ratio']:>6.3f} "
-        f"{r['stall_s'] * 1e3:>9.1f} {r['wall_s'] * 1e3:>8.1f} {r['overlap']:>8.2f}"
+        f"{r['stall_s'] * 1e3:>9.1f} {r['wall_s'] * 1e3:>8.1f} {r['overlap']:>8.2f}  {r['codecs']}"
         for r in rows
     ]
     return "\n".join(lines)

@@ -47,6 +47,7 @@ def note(log: Path | None, report: tidegate.SaveReport | None) -> None:
     if log is None or report is None:
         return
     fields = {name: value for name, value in dataclasses.asdict(report).items() if name not in ("timeline", "by_codec")}
+    fields["codecs"] = "+".join(report.by_codec)
     with log.open("a") as lines:
         lines.write(json.dumps({**fields, "ratio": report.ratio, "overlap": report.overlap}) + "\n")
 

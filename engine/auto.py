@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tidegate.codec.device import DeviceEncoder
+from tidegate.codec.registry import needs_gpu
 
 from .choice import CodecChooser, Figures, Group, Trial
 from .job import SaveJob
@@ -55,7 +56,7 @@ class AutoCodec:
     def __init__(self, candidates: tuple[str, ...], device: torch.device) -> None:
         self.candidates = candidates
         self._device = device
-        self._chooser = CodecChooser(candidates)
+        self._chooser = CodecChooser(candidates, bound=frozenset(filter(needs_gpu, candidates)))
         self._save = _Save()
         self._choice: _Choice | None = None
 

@@ -18,6 +18,9 @@ Group = tuple[str, str, str]
 FIRST_GUESS_BYTES_PER_S = 3e9
 """What a store is taken to write before it has been measured: a local disk."""
 
+WORTH_BINDING = 0.03
+"""The part of a save that codecs which decode on some machines only must save, else none of them is chosen."""
+
 _SAVES_BETWEEN_TRIALS = 16
 _SMOOTHING = 0.5
 _LIKE = 0.1
@@ -90,6 +93,16 @@ def assign(chunks: Sequence[Sequence[Option]], store_bytes_per_s: float) -> list
     return [hull[k].codec for hull, k in zip(hulls, at, strict=True)]
 
 
+def _save_s(chunks: Sequence[Sequence[Option]], codecs: Sequence[str], store_bytes_per_s: float) -> float:
+    """Return what `assign` makes least, for a choice of codecs by chunk."""
+    chosen = [
+        next(option for option in options if option.codec == codec)
+        for options, codec in zip(chunks, codecs, strict=True)
+    ]
+    encode_s = sum(option.encode_s for option in chosen)
+    return max(encode_s, sum(option.stored_bytes for option in chosen) / store_bytes_per_s)
+
+
 def _hull(options: Sequence[Option]) -> list[Option]:
     """The options worth having, fastest first: each saves more bytes by second than the step after it."""
     hull: list[Option] = []
@@ -112,10 +125,13 @@ class CodecChooser:
 
     Args:
         candidates: Names of codecs that every group may use.
+        store_bytes_per_s: What the store writes, if that is known.
+        bound: Those of them whose frames decode on some machines only.
     """
 
     candidates: tuple[str, ...]
     store_bytes_per_s: float | None = None
+    bound: frozenset[str] = frozenset()
     _trials: dict[Group, dict[str, Trial]] = field(default_factory=dict)
     _age: dict[Group, int] = field(default_factory=dict)
     _num_learned: int = 0
@@ -160,11 +176,24 @@ class CodecChooser:
             self._age[group] += 1
 
     def choose(self, chunks: Sequence[tuple[Group, int]]) -> list[str]:
-        """Choose a codec for each chunk, given as its group and its bytes. A group without trials gets the first."""
+        """Choose a codec for each chunk, given as its group and its bytes. A group without trials gets the first.
+
+        One chunk binds the whole checkpoint to the machines that decode it, so a bound codec is used where the save
+        gains by it, and not at all where all of them together shorten it by less than WORTH_BINDING.
+        """
         if len(self.candidates) == 1:
             return list(self.candidates) * len(chunks)
         options = [self._options(group, num_bytes) for group, num_bytes in chunks]
-        return assign(options, self.store_bytes_per_s or FIRST_GUESS_BYTES_PER_S)
+        rate = self.store_bytes_per_s or FIRST_GUESS_BYTES_PER_S
+        best = assign(options, rate)
+        if self.bound.isdisjoint(best):
+            return best
+        free = [[option for option in of_chunk if option.codec not in self.bound] for of_chunk in options]
+        if not all(free):
+            return best
+        other = assign(free, rate)
+        is_worth_it = _save_s(options, best, rate) < (1 - WORTH_BINDING) * _save_s(options, other, rate)
+        return best if is_worth_it else other
 
     def note(self, used: Mapping[Group, Mapping[str, int]]) -> str:
         """Say what was chosen, and from which figures.

@@ -91,6 +91,8 @@ class HostEncoder:
         scratch: Where packed chunks that are read in place are gathered first.
         outputs: Where frames are made.
         verify: Decode each frame and compare it with its chunk before it is written.
+        small_codec: The codec for chunks of less than `small_bytes`; None: the same.
+        small_bytes: Their bound.
     """
 
     def __init__(
@@ -102,9 +104,13 @@ class HostEncoder:
         outputs: BufferPool,
         *,
         verify: bool,
+        small_codec: Codec | None = None,
+        small_bytes: int = 0,
     ) -> None:
         self.depth = num_threads + 1
         self._codec = codec
+        self._small_codec = small_codec or codec
+        self._small_bytes = small_bytes
         self._workers = workers
         self._scratch = scratch
         self._outputs = outputs
@@ -139,7 +145,8 @@ class HostEncoder:
             job.derived.offer(staged.chunk.index, raw)
             if job.derived.follows(staged.chunk.index, raw):
                 return None
-            header = encode_frame(self._codec, raw, staged.chunk.word, output.tensor)
+            codec = self._codec if raw.numel() >= self._small_bytes else self._small_codec
+            header = encode_frame(codec, raw, staged.chunk.word, output.tensor)
             if self._verify:
                 _check_decodes(output.tensor[: header.frame_bytes], raw)
         finally:

@@ -51,8 +51,8 @@ class CheckpointEngine:
     Args:
         root: Folder or URL of the run's checkpoints, or a Store (which stays open when the engine is closed).
         codec: "auto" chooses for every chunk of CUDA tensors, from measured ratios and speeds, what makes the save
-            shortest, and takes "zstd" for those of the CPU. "zstd", "raw" and "deflate" decode on every machine, "ans"
-            and nvCOMP's other codecs ("gdeflate", "lz4", "bitcomp", "cascaded") on NVIDIA GPUs only.
+            shortest, and takes "zstd" for those of the CPU. "rans", "zstd", "raw" and "deflate" decode on every
+            machine, "ans" and nvCOMP's other codecs ("gdeflate", "lz4", "bitcomp", "cascaded") on NVIDIA GPUs only.
         snapshot: How the state is staged: "host", "device", "lazy", or "auto", the first that fits (snapshot.py).
         chunk_bytes: The pipeline's unit; a multiple of 4,096. Made smaller where the host budget asks for it.
         device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some

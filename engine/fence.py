@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +23,20 @@ class _Owned:
         extents_id: Which extents the state had.
         counts: What the optimizers held.
         extents: The extents that they owned.
-        addresses: Where those were.
+        all_addresses: Where all extents of the state were.
     """
 
     extents_id: int
     counts: _Counts
     extents: frozenset[int]
-    addresses: list[int]
+    all_addresses: Sequence[int]
+
+    def is_of(self, table: StateTable, counts: _Counts) -> bool:
+        """Whether it still holds."""
+        now = table.extent_addresses
+        if self.extents_id != table.extents_id or self.counts != counts:
+            return False
+        return now is self.all_addresses or all(now[extent] == self.all_addresses[extent] for extent in self.extents)
 
 
 class Fence:
@@ -66,18 +73,9 @@ class Fence:
         if not self._optimizers:
             return frozenset()
         counts = self._counts()
-        known = self._owned
-        addresses = table.extent_addresses
-        if (
-            known is not None
-            and known.extents_id == table.extents_id
-            and known.counts == counts
-            and known.addresses == [addresses[extent] for extent in known.extents]
-        ):
-            return known.extents
-        extents = self._look_up(table)
-        self._owned = _Owned(table.extents_id, counts, extents, [addresses[extent] for extent in extents])
-        return extents
+        if self._owned is None or not self._owned.is_of(table, counts):
+            self._owned = _Owned(table.extents_id, counts, self._look_up(table), table.extent_addresses)
+        return self._owned.extents
 
     def detach(self) -> None:
         """Forget the optimizers and remove the hooks."""

@@ -11,10 +11,10 @@ from tidegate.codec.base import HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.digest import digest
 from tidegate.codec.errors import CorruptionError
 from tidegate.codec.frame import decode_frame
-from tidegate.storage.base import Store
 
 from .buffers import BufferPool
 from .load_plan import ReadItem
+from .open_objects import OpenObjects
 from .sources import bytes_at
 
 _LEAST_READ_IN_PLACE_BYTES = 1 << 20
@@ -25,12 +25,12 @@ class HostDecoder:
     """Reads frames and decodes them, for several threads at once.
 
     Args:
-        store: Where they are.
+        objects: Where they are.
         pool: Host buffers, for frames and for what is decoded on its way elsewhere: at most two at a time a thread.
     """
 
-    def __init__(self, store: Store, pool: BufferPool) -> None:
-        self._store = store
+    def __init__(self, objects: OpenObjects, pool: BufferPool) -> None:
+        self._objects = objects
         self._pool = pool
 
     def decode_into(self, item: ReadItem, out: torch.Tensor) -> None:
@@ -71,16 +71,16 @@ class HostDecoder:
         if out.numel() != header.raw_bytes:
             raise CorruptionError(f"it holds {header.raw_bytes} bytes where {out.numel()} are expected")
         start = bytearray(HEADER_BYTES)
-        self._store.read_into(item.key, offset, memoryview(start))
+        self._objects.read_into(item.key, offset, memoryview(start))
         check_start(header, start)
-        self._store.read_into(item.key, offset + HEADER_BYTES, out.numpy().data)
+        self._objects.read_into(item.key, offset + HEADER_BYTES, out.numpy().data)
         check_raw_body(header, digest(out.numpy()))
 
     @contextmanager
     def _frame(self, item: ReadItem) -> Iterator[torch.Tensor]:
         with self._buffer(item.entry.header.frame_bytes) as frame:
             view = frame.numpy().data
-            self._store.read_into(item.key, item.entry.offset, view)
+            self._objects.read_into(item.key, item.entry.offset, view)
             check_start(item.entry.header, view)
             yield frame
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ BODIES_BYTES = 512 << 20
 
 _MAX_BODIES = 16
 _MAX_UNCHECKED = 2
+_MAX_HASHED = 2
 _ALIGNMENT_BYTES = 16
 
 
@@ -57,15 +58,17 @@ class LaneFrame:
         body: uint8[body_bytes] on the GPU: a slot, or where the chunk of a raw frame belongs.
         slot: The slot, if it is one.
         ready: When the memory that the frame ends up in may be written.
-        num_left: Pieces that are not copied yet.
+        copied: When the pieces are there that have been queued so far.
+        num_left: Pieces that are not queued yet.
         prefix: The start of the body on the host, from when its first piece is there.
-        check: The body's digest, from when all of it is there.
+        check: The body's digest, from when it is queued.
     """
 
     item: ReadItem
     body: torch.Tensor
     slot: _Slot | None
     ready: torch.cuda.Event
+    copied: torch.cuda.Event
     num_left: int
     prefix: NDArray[np.uint8] | None = None
     check: BodyCheck | None = None
@@ -116,12 +119,14 @@ class GpuLane:
         self._copies.wait_event(ready)
         if slot is not None and slot.free_at is not None:
             self._copies.wait_event(slot.free_at)
-        return LaneFrame(item, body, slot, ready, num_pieces)
+        copied = torch.cuda.Event()
+        copied.record(self._copies)  # PyTorch makes an event when it is recorded
+        return LaneFrame(item, body, slot, ready, copied, num_pieces)
 
     def copy(
         self, frame: LaneFrame, start: int, piece: memoryview, address: int, copied: torch.cuda.Event
     ) -> None:
-        """Queue the copy of a piece, and with the last one of a frame the digest of its body.
+        """Queue the copy of a piece, and with the last one of a frame pass that on to `decode_all`.
 
         Through the CUDA driver, as every call of PyTorch's gives up the GIL, for which eight threads compete.
 
@@ -147,25 +152,47 @@ class GpuLane:
                 target = frame.body.data_ptr() + start + skip - HEADER_BYTES
                 self._kernels.driver.copy_to_device(target, address + skip, num_bytes, stream)
             self._kernels.driver.record(copied.cuda_event, stream)
-        with self._lock:
-            frame.num_left -= 1
-            is_whole = frame.num_left == 0
+            with self._lock:
+                self._kernels.driver.record(frame.copied.cuda_event, stream)
+                frame.num_left -= 1
+                is_whole = frame.num_left == 0
         if is_whole:
-            self._digests.wait_stream(self._copies)
-            frame.check = check_body(header, frame.body, self._digests)
             self._arrived.put(frame)
 
     def decode_all(self) -> None:
-        """Decode what arrives until `end`, and wait for it. Errors go to `failure`. Blocks."""
+        """Hash and decode what arrives until `end`, and wait for it. Errors go to `failure`. Blocks."""
         torch.cuda.set_device(self.device)
+        hashed: deque[LaneFrame] = deque()
         unchecked: deque[tuple[LaneFrame, Check]] = deque()
         with torch.inference_mode(False), torch.no_grad():
-            while (frame := self._arrived.get()) is not None:
-                self._guard(frame, self._decode, frame, unchecked)
-                while len(unchecked) > _MAX_UNCHECKED:
-                    self._check(*unchecked.popleft())
+            while (frame := self._next(hashed, unchecked)) is not None:
+                self._guard(frame, self._hash, frame)
+                hashed.append(frame)
+                if len(hashed) > _MAX_HASHED:
+                    self._decode_next(hashed, unchecked)
+            while hashed:
+                self._decode_next(hashed, unchecked)
             while unchecked:
                 self._check(*unchecked.popleft())
+
+    def _next(self, hashed: deque[LaneFrame], unchecked: deque[tuple[LaneFrame, Check]]) -> LaneFrame | None:
+        """Return what has arrived, and decode what is hashed until something has. None at the end."""
+        while hashed:
+            try:
+                return self._arrived.get_nowait()
+            except Empty:
+                self._decode_next(hashed, unchecked)
+        return self._arrived.get()
+
+    def _hash(self, frame: LaneFrame) -> None:
+        self._digests.wait_event(frame.copied)
+        frame.check = check_body(frame.item.entry.header, frame.body, self._digests)
+
+    def _decode_next(self, hashed: deque[LaneFrame], unchecked: deque[tuple[LaneFrame, Check]]) -> None:
+        frame = hashed.popleft()
+        self._guard(frame, self._decode, frame, unchecked)
+        while len(unchecked) > _MAX_UNCHECKED:
+            self._check(*unchecked.popleft())
 
     def end(self) -> None:
         """Say that nothing more arrives."""

@@ -72,9 +72,9 @@ class _Buffer:
         return address, self._copied
 
     def wait(self) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
+        copied, self._copied = self._copied, None
+        if copied is not None and not copied.query():
+            copied.synchronize()
 
     def free(self) -> None:
         self.wait()

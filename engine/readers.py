@@ -21,6 +21,7 @@ from .failure import Failure
 from .frames import HostDecoder
 from .landing import Landing
 from .load_plan import ReadItem
+from .open_objects import OpenObjects
 from .places import Destination
 from .table import StateTable
 from .translate import load_error
@@ -68,7 +69,7 @@ class _Crew:
     def __init__(
         self, store: Store, table: StateTable, items: Sequence[ReadItem], places: Destination, num_threads: int
     ) -> None:
-        self._store = store
+        self._objects = OpenObjects(store)
         self._items = items
         self._places = places
         self._failure = Failure(table)
@@ -82,7 +83,7 @@ class _Crew:
         self._homes = {gpu: torch.cuda.current_stream(gpu) for gpu in gpus}
         self._gpu = next(iter([*(lane.device for lane in self._lanes), *gpus]), None)
         self._pool = self._host_pool()
-        self._host = HostDecoder(store, self._pool)
+        self._host = HostDecoder(self._objects, self._pool)
 
     def run(self) -> None:
         """Do all of it."""
@@ -107,6 +108,7 @@ class _Crew:
             workers.close()
             self._synchronize()
             self._pool.trim()
+            self._objects.close()
             self._failure.forget()
         self._failure.raise_first()
 
@@ -146,7 +148,7 @@ class _Crew:
     def _piece(self, lane: GpuLane, frame: LaneFrame, start: int, num_bytes: int) -> Callable[[Landing], None]:
         def run(landing: Landing) -> None:
             item, piece = frame.item, landing.take()[:num_bytes]
-            self._store.read_into(item.key, item.entry.offset + start, piece)
+            self._objects.read_into(item.key, item.entry.offset + start, piece)
             lane.copy(frame, start, piece, *landing.locked(lane.device))
 
         return run

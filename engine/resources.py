@@ -14,7 +14,14 @@ from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
-from .device_shapes import DeviceShape, device_codecs_of, device_shapes, host_codec_name
+from .device_shapes import (
+    SMALL_CHUNK_BYTES,
+    DeviceShape,
+    device_codecs_of,
+    device_shapes,
+    host_codec_name,
+    small_host_codec_name,
+)
 from .encode import ChunkEncoder, HostEncoder
 from .errors import CodecUnavailableError
 from .job import SaveJob, StagedChunk
@@ -53,6 +60,7 @@ class Resources:
         self._host_encoder = HostEncoder(
             codec_named(host_codec_name(options.codec)), self._workers, num_threads, self.staging, self.outputs,
             verify=options.verify == "decode",
+            small_codec=codec_named(small_host_codec_name(options.codec)), small_bytes=SMALL_CHUNK_BYTES,
         )  # fmt: skip
 
     def encoder_for(self, job: SaveJob, staged: StagedChunk) -> ChunkEncoder:
@@ -158,5 +166,5 @@ def _require_encoder(codec: str) -> None:
         require_device_codec(codec, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     except CodecMissing as exc:
         raise CodecUnavailableError(
-            f'{exc}. For {codec}, {install_hint()}; elsewhere use codec="auto" or "zstd"'
+            f'{exc}. For {codec}, {install_hint()}; elsewhere use codec="auto", "zstd" or "rans"'
         ) from exc

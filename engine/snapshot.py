@@ -92,6 +92,7 @@ class Stager:
         self._staging = staging
         self._snapshot = snapshot
         self._owned = _OwnedChunks()
+        self._events: dict[torch.device, torch.cuda.Event] = {}
 
     def stage(self, job: SaveJob, owned_extents: Collection[int]) -> None:
         """Copy or hand over every chunk. Blocks for the host copies; returns early if the job fails.
@@ -126,7 +127,7 @@ class Stager:
         live: list[StagedChunk] = []
         if self._mode in ("device", "host") or not owned or (is_cuda_only and self._fits_devices(job)):
             return list(job.chunk_order), live
-        ready = _record_events(job)
+        ready = _record_events(job, self._events)
         owned_chunks = self._owned.of(job, owned)
         for chunk in job.chunk_order:
             device = job.table.extent_devices[chunk.first_extent]
@@ -264,13 +265,18 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return _side_streams[device]
 
 
-def _record_events(job: SaveJob) -> dict[torch.device, torch.cuda.Event]:
-    """Record, on every device of the state, that what the current stream has queued so far is done."""
-    events = {}
+def _record_events(
+    job: SaveJob, events: dict[torch.device, torch.cuda.Event]
+) -> dict[torch.device, torch.cuda.Event]:
+    """Record, on every device of the state, that what the current stream has queued so far is done.
+
+    Args:
+        job: The save.
+        events: Those of the save before, whose waits have all been queued; they are recorded again.
+    """
     for device in cuda_chunks(job):
-        event = torch.cuda.Event()
+        event = events.setdefault(device, torch.cuda.Event())
         event.record(torch.cuda.current_stream(device))
-        events[device] = event
     return events
 
 
@@ -294,7 +300,7 @@ def stage_in_place(job: SaveJob) -> None:
     """Hand every chunk to the pipeline where it lies. For a caller that waits until the save has ended."""
     job.note_versions()
     _compare_on_devices(job)
-    ready = _record_events(job)
+    ready = _record_events(job, {})
     _lay_out_live(job, job.chunk_order)
     try:
         for chunk in job.chunk_order:

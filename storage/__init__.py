@@ -1,6 +1,16 @@
 """Named objects at rest: written once, read by ranges, visible only when durable."""
 
-from .base import ALIGNMENT_BYTES, DeviceBytes, DeviceStore, DeviceWriter, ObjectStat, ObjectWriter, Store
+from .base import (
+    ALIGNMENT_BYTES,
+    DeviceBytes,
+    DeviceStore,
+    DeviceWriter,
+    ObjectReader,
+    ObjectStat,
+    ObjectWriter,
+    OpeningStore,
+    Store,
+)
 from .errors import (
     InvalidKeyError,
     ObjectExistsError,
@@ -26,8 +36,10 @@ __all__ = [
     "MemoryStore",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "ObjectReader",
     "ObjectStat",
     "ObjectWriter",
+    "OpeningStore",
     "SinkStore",
     "StorageError",
     "Store",

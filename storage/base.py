@@ -87,6 +87,18 @@ class DeviceWriter(ObjectWriter, Protocol):
         ...
 
 
+class ObjectReader(Protocol):
+    """One object that is kept open: the object that it was when it was opened. Safe for threads."""
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill `out` with the object's bytes from `offset` on; as `Store.read_into`. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; nothing may be reading. May be called again."""
+        ...
+
+
 class Store(Protocol):
     """A flat space of objects. Keys are relative, "/"-separated, without "." or ".." parts (`keys.check_key`).
 
@@ -156,6 +168,19 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Finish what is queued and let go of threads and connections. Objects stay. May be called again. Blocks."""
+        ...
+
+
+@runtime_checkable
+class OpeningStore(Store, Protocol):
+    """A store that can keep an object open, so that whoever reads it piece by piece looks it up only once."""
+
+    def open_reader(self, key: str) -> ObjectReader:
+        """Open an object for reading. Blocks.
+
+        Raises:
+            ObjectNotFoundError: There is no such object.
+        """
         ...
 
 

@@ -18,6 +18,7 @@ from .errors import InvalidKeyError, ObjectExistsError, ObjectNotFoundError, Sto
 from .folders import FolderChain, sync_folder
 from .keys import LOCK_SUFFIX, check_key, check_new_key, check_prefix, is_reserved, partial_name
 from .listing import object_stat, scan
+from .local_reader import LocalReader, read_some
 from .local_writer import LocalWriter
 from .locks import name_lock, release, try_lock
 from .oserrors import free_bytes, mapped_errors
@@ -119,15 +120,16 @@ class LocalStore:
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on; see `Store.read_into`."""
-        with self._open(key) as fd, mapped_errors("read", self._path(key), key):
-            num_bytes = os.fstat(fd).st_size
-            is_inside = 0 <= offset <= num_bytes - out.nbytes
-            if not is_inside or _read(fd, offset, out) < out.nbytes:
-                raise StoreIOError(
-                    f"cannot read bytes {offset} to {offset + out.nbytes} of {self._path(key)}: it has {num_bytes}; "
-                    "it was cut short, or is not what was written",
-                    key=key,
-                )
+        reader = self.open_reader(key)
+        try:
+            reader.read_into(offset, out)
+        finally:
+            reader.close()
+
+    def open_reader(self, key: str) -> LocalReader:
+        """Open an object for reading; see `OpeningStore.open_reader`."""
+        with self._open(key) as fd, mapped_errors("open", self._path(key), key):
+            return LocalReader(os.dup(fd), self._path(key), key)
 
     def read_all(self, key: str, *, limit_bytes: int) -> bytes:
         """Return a whole small object; see `Store.read_all`."""
@@ -135,7 +137,7 @@ class LocalStore:
             num_bytes = os.fstat(fd).st_size
             if num_bytes <= limit_bytes:
                 out = bytearray(num_bytes)
-                return bytes(out[: _read(fd, 0, memoryview(out))])
+                return bytes(out[: read_some(fd, 0, memoryview(out))])
         raise StoreIOError(
             f"{self._path(key)} has {num_bytes} bytes and may have {limit_bytes}: it is not what was written", key=key
         )
@@ -276,7 +278,7 @@ class LocalStore:
         try:
             with self._open(key) as fd, mapped_errors("read", self._path(key), key):
                 present = bytearray(len(expected) + 1)  # one more: a longer object is another one
-                del present[_read(fd, 0, memoryview(present)) :]
+                del present[read_some(fd, 0, memoryview(present)) :]
         except ObjectNotFoundError as exc:
             raise ObjectExistsError(f"{self._path(key)} is absent, so it is not what was expected", key=key) from exc
         if present != expected:
@@ -297,13 +299,3 @@ class LocalStore:
 def _split(key: str) -> tuple[Sequence[str], str]:
     *folders, name = key.split("/")
     return folders, name
-
-
-def _read(fd: int, offset: int, out: memoryview) -> int:
-    done = 0
-    while done < out.nbytes:
-        count = os.preadv(fd, [out[done:]], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done

@@ -23,7 +23,7 @@ RATIOS = {
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "commit", "time", "gpu", "gds", "torch", "zstandard"}
 SAVERS = {"tidegate", "torch.save", "dcp+zstd 1 thread", "dcp+zstd 2 threads", "copy", "raw write"}
-ON_CPU = ("gil", "restore", "soak", "stall")
+ON_CPU = ("cpu_codecs", "gil", "restore", "soak", "stall")
 ON_GPU = {
     "codecs": "codecs-tiny",
     "gpu_save": "gpu-save-tiny",

@@ -17,7 +17,7 @@ from .test_bench import MACHINE, ROOT, numbers
 
 ON_A_GPU = ("overlap", "interference", "memory")
 PNGS = {"overlap": {"overlap-tiny.png", "overlap-tiny-timeline.png"}}
-CODECS = {"raw", "zstd", "ans", "auto"}
+CODECS = {"raw", "zstd", "ans", "rans", "auto"}
 
 
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,11 @@ def test_overlap(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_interference(tmp_path: Path) -> None:
     found = results_of("interference", tmp_path)
-    assert {(case["mode"], case["codec"]) for case in found["cases"]} >= {("device", "auto"), ("lazy", "ans")}
+    assert {(case["mode"], case["codec"]) for case in found["cases"]} >= {
+        ("device", "auto"),
+        ("lazy", "ans"),
+        ("device", "rans"),
+    }
     for case in found["cases"]:
         assert case["num_saves"] >= 1
         assert case["quiet_p50_s"] <= case["quiet_p99_s"]

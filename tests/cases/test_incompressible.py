@@ -32,7 +32,7 @@ def hard_tensors(device: torch.device) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("codec", ["auto", "raw", pytest.param("ans", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("codec", ["auto", "raw", "rans", pytest.param("ans", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("chunk_bytes", [CHUNK, 64 << 20])
 def test_A17_what_does_not_shrink_does_not_grow(
     tmp_path: Path, device: torch.device, codec: str, chunk_bytes: int

@@ -17,6 +17,7 @@ from tidegate.storage import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStat,
+    OpeningStore,
     StorageError,
     Store,
     StoreIOError,
@@ -298,6 +299,28 @@ class ReadingContract:
         with pytest.raises(StoreIOError) as caught:
             store.read_into("a", offset, memoryview(bytearray(num_bytes)))
         assert caught.value.key == "a"
+
+    def test_an_object_that_is_kept_open_stays_the_one_it_was(self, store: Store) -> None:
+        if not isinstance(store, OpeningStore):
+            pytest.skip("this store keeps no object open")
+        put(store, "a", b"0123456789")
+        reader = store.open_reader("a")
+        try:
+            put(store, "a", b"another one", replace=True)
+            store.delete("a")
+            assert race(4, lambda i: reader.read_into(i, memoryview(bytearray(6)))) == [None] * 4
+            out = bytearray(3)
+            reader.read_into(7, memoryview(out))
+            assert out == b"789"
+            for offset, num_bytes in ((8, 3), (-1, 1), (11, 0)):
+                with pytest.raises(StoreIOError) as caught:
+                    reader.read_into(offset, memoryview(bytearray(num_bytes)))
+                assert caught.value.key == "a"
+        finally:
+            reader.close()
+            reader.close()
+        with pytest.raises(ObjectNotFoundError):
+            store.open_reader("a")
 
     def test_a_whole_object_is_read_up_to_a_limit(self, store: Store) -> None:
         for text in (b"", b"0123456789"):

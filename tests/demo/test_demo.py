@@ -31,7 +31,8 @@ def test_killed_and_whole_runs_end_alike_and_a_changed_weight_is_seen(tmp_path: 
     assert "resumed from step" in done.stdout
     assert "are equal, bit for bit" in done.stdout
     assert done.stdout.count("stored MB") == 1, "one table"
-    rows = re.findall(r"^ +\d+ +\d+\.\d +\d+\.\d +\d\.\d{3} +\d+\.\d +\d+\.\d +\d\.\d{2}$", done.stdout, re.MULTILINE)
+    figures = r"^ +\d+ +\d+\.\d +\d+\.\d +\d\.\d{3} +\d+\.\d +\d+\.\d +\d\.\d{2}  [a-z+0-9]+$"
+    rows = re.findall(figures, done.stdout, re.MULTILINE)
     assert len(rows) >= 12, "a row for each save that ended"
 
     with tidegate.CheckpointEngine(tmp_path / "killed") as engine:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tidegate.choice import FIRST_GUESS_BYTES_PER_S, CodecChooser, Option, Trial, assign
+from tidegate.choice import FIRST_GUESS_BYTES_PER_S, WORTH_BINDING, CodecChooser, Option, Trial, assign
 
 GB = 1e9
 CHUNK = 64 << 20
@@ -120,3 +120,36 @@ def test_a_choice_holds_while_the_figures_are_about_the_same() -> None:
     chooser.store_bytes_per_s = 5 * GB
     chooser.learn(MOMENTS, TRIALS[MOMENTS])
     assert not before.is_like(chooser.figures)
+
+
+RANS_TRIALS = {
+    WEIGHTS: {"rans": Trial(900 * GB, 1.50), "ans": Trial(290 * GB, 1.51), "zstd": Trial(11 * GB, 1.43)},
+    MOMENTS: {"rans": Trial(1000 * GB, 1.2), "ans": Trial(290 * GB, 1.2), "zstd": Trial(15 * GB, 3.0)},
+}
+
+
+@pytest.mark.parametrize("rate", [0.1 * GB, 2 * GB, 10 * GB, 50 * GB, 1000 * GB])
+def test_a_codec_that_binds_is_not_chosen_for_little(rate: float) -> None:
+    """One per cent of the bytes of the weights are not worth a checkpoint that opens on some machines only."""
+    groups = [(WEIGHTS if i % 7 == 0 else MOMENTS, CHUNK) for i in range(64)]
+    bound = CodecChooser(("rans", "zstd", "ans"), store_bytes_per_s=rate, bound=frozenset({"ans"}))
+    unbound = CodecChooser(("rans", "zstd", "ans"), store_bytes_per_s=rate)
+    for chooser in (bound, unbound):
+        for group, trials in RANS_TRIALS.items():
+            chooser.learn(group, trials)
+    assert "ans" not in bound.choose(groups)
+    if rate == 0.1 * GB:
+        assert "ans" in unbound.choose(groups), "without the rule it is chosen"
+
+
+def test_a_codec_that_binds_is_chosen_where_the_save_gains_clearly() -> None:
+    chooser = CodecChooser(("rans", "zstd", "ans"), store_bytes_per_s=1 * GB, bound=frozenset({"ans"}))
+    chooser.learn(WEIGHTS, {"rans": Trial(900 * GB, 1.2), "ans": Trial(290 * GB, 1.5), "zstd": Trial(11 * GB, 1.1)})
+    assert chooser.choose([(WEIGHTS, CHUNK)] * 4) == ["ans"] * 4
+    assert 1 - WORTH_BINDING > 1.2 / 1.5
+
+
+def test_a_chunk_that_has_only_such_codecs_gets_one() -> None:
+    chooser = CodecChooser(("ans", "bitcomp"), store_bytes_per_s=1 * GB, bound=frozenset({"ans", "bitcomp"}))
+    chooser.learn(WEIGHTS, {"ans": Trial(290 * GB, 1.5), "bitcomp": Trial(100 * GB, 1.1)})
+    assert chooser.choose([(WEIGHTS, CHUNK)]) == ["ans"]

@@ -28,7 +28,7 @@ HOME = {"cuda:0": "cuda:0"}
 """Every tensor back to the device that it was saved from."""
 
 
-@pytest.mark.parametrize("codec", ["auto", "zstd", "raw"])
+@pytest.mark.parametrize("codec", ["auto", "zstd", "rans", "raw"])
 def test_what_is_saved_comes_back(tmp_path: Path, device: torch.device, codec: str) -> None:
     state = random_state(3 << 20, device)
     with tidegate.CheckpointEngine(tmp_path, codec=codec, chunk_bytes=CHUNK) as engine:

@@ -211,7 +211,7 @@ def large_state() -> dict[str, object]:
     return {"large": [torch.randn(5 * CHUNK // 4) for _ in range(3)], "small": small, "n": 5}
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "rans"])
 def test_only_frames_of_the_part_are_read(codec: str) -> None:
     inner = MemoryStore()
     whole = large_state()

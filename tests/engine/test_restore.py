@@ -26,7 +26,7 @@ from tidegate.tensors import TensorSpec
 
 CHUNK = 1 << 20
 MIB = 1 << 20
-CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])
+CODECS = pytest.mark.parametrize("codec", ["raw", "zstd", "rans"])
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -1,8 +1,9 @@
 """How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy]`. Prints one
-line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes. `lanes`
-is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings.
+Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy] [--write NAME]`.
+Prints one line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes.
+`lanes` is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings; `--write` also
+puts everything into NAME.json in $OUT or bench/results.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 
 import torch
 
+from bench.rig import write_results
 from tidegate.codec.availability import device_codecs, unavailable_reason
 from tidegate.codec.device import DEVICE_CODEC_NUMBERS, DeviceDecoder, DeviceEncoder
 from tidegate.codec.device_plan import lay_out
@@ -23,7 +25,7 @@ from .check_copies import measure_copies
 from .check_host import measure_host
 from .check_nvcomp import measure_lanes, measure_nvcomp, sweep
 from .check_rans import measure_rans
-from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, seconds_of, timed
+from .timing import CHUNK_BYTES, NUM_CHUNKS, REPORTED, hold_up, make_chunks, report, seconds_of, timed
 
 PARTS = ("kernels", "rans", "codecs", "nvcomp", "lanes", "host", "copy")
 WORDS = (WordType.BF16, WordType.F32, WordType.F64)
@@ -123,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS)
+    parser.add_argument("--write", metavar="NAME")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     stream = torch.cuda.Stream(device)
@@ -153,6 +156,8 @@ def main() -> None:
                 measure_pipelined(codec, stream, device)
         if arguments.sweep:
             sweep(stream, device)
+    if arguments.write:
+        print("written to", write_results(arguments.write, {"measurements": REPORTED}))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #   tests/gpu/run.sh tests    [WHEELS] [TESTS …]     what pytest is given; by default tests
 #   tests/gpu/run.sh sanitize [WHEELS] [TESTS …]     by default tests/gpu
 #   tests/gpu/run.sh bench    [WHEELS] "NAME ARGS" … such as "stall" "overlap --seconds 60"
-#   tests/gpu/run.sh codecs   [WHEELS]               speeds of the codecs alone
+#   tests/gpu/run.sh codecs   [WHEELS] [ARGS …]      speeds of the codecs alone (check_codecs.py)
 #
 # WHEELS is a folder of wheels to use beside what the machine's python3 has (nvCOMP, KvikIO, zstandard, xxhash, …), or
 # "" for none. Results go to $OUT, or to bench/results. A bench that fails does not keep the next from running.
@@ -44,7 +44,7 @@ case $what in
     done
     ;;
   codecs)
-    python3 -m tests.gpu.check_codecs || status=$?
+    python3 -m tests.gpu.check_codecs "$@" || status=$?
     ;;
   *)
     echo "usage: run.sh tests|sanitize|bench|codecs [WHEELS] …" >&2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ HOME = {"cuda:0": "cuda:0"}
 
 
 @pytest.mark.parametrize("mode", ["device", "lazy", "host"])
-@pytest.mark.parametrize("codec", ["raw", "zstd", "ans"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "ans", "rans"])
 def test_small_state_that_training_changes(tmp_path: Path, codec: str, mode: str) -> None:
     weight = torch.nn.Parameter(torch.randn(5 * CHUNK, device="cuda"))
     half = torch.nn.Parameter(weight.detach().to(torch.bfloat16)[3:])
@@ -45,7 +46,7 @@ def test_small_state_that_training_changes(tmp_path: Path, codec: str, mode: str
             assert mode in report.snapshot
         for step, state in expected.items():
             assert_same_bits(engine.load(step, map_location=HOME), state)
-    assert {"raw": {"raw"}, "zstd": {"zstd"}, "ans": {"ans"}}[codec] <= set(report.by_codec)
+    assert codec in report.by_codec
 
 
 def test_small_ans_checkpoint_comes_back_on_the_cpu(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_small_ans_checkpoint_comes_back_on_the_cpu(tmp_path: Path) -> None:
         assert_same_bits(engine.load(), copy.deepcopy(state), device=False)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "raw"])
+@pytest.mark.parametrize("codec", ["zstd", "raw", "rans"])
 def test_cpu_reads_what_the_gpu_wrote_and_the_other_way_round(tmp_path: Path, codec: str) -> None:
     on_gpu = random_state(6 << 20, "cuda")
     tidegate.save(on_gpu, tmp_path / "gpu.tg", codec=codec)
@@ -115,6 +116,7 @@ def test_all_memory_comes_back(tmp_path: Path) -> None:
             for step in range(3):
                 engine.save_async(state, step=step, overwrite=True)
         torch.cuda.synchronize()
+        gc.collect()  # what earlier tests left in cycles would else go in between
         return torch.cuda.memory_allocated()
 
     assert run() == run() == run()

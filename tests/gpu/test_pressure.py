@@ -181,7 +181,10 @@ def in_use(where: str) -> dict[str, int]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("verify", ["checksum", "decode"])
-@pytest.mark.parametrize(("codec", "budget_mib"), [("ans", 64), ("ans", 1024), ("zstd", 1024), ("auto", 256)])
+@pytest.mark.parametrize(
+    ("codec", "budget_mib"),
+    [("ans", 64), ("ans", 1024), ("rans", 64), ("rans", 1024), ("zstd", 1024), ("auto", 256), ("auto", 1024)],
+)
 @pytest.mark.parametrize("snapshot", ["device", "lazy"])
 def test_device_memory_stays_within_the_budget(
     snapshot: SnapshotMode, codec: str, verify: Literal["checksum", "decode"], budget_mib: int

@@ -23,12 +23,13 @@ from tests.kit.loading import saved as kit_saved
 from tests.kit.stores import FailOnceStore, FlipStore
 from tidegate.cli import main as command
 from tidegate.codec import device_decode, nvcomp
-from tidegate.codec.base import HEADER_BYTES, RAW_CODEC
+from tidegate.codec.base import HEADER_BYTES, RANS_CODEC, RAW_CODEC
 from tidegate.codec.blocked import parse_body
 from tidegate.codec.device import DeviceDecoder, DeviceEncoder
 from tidegate.codec.device_decode import prefix_bytes
 from tidegate.codec.digest import digest
 from tidegate.codec.errors import CorruptionError
+from tidegate.codec.nvcomp_codecs import NVCOMP_CODECS
 from tidegate.codec.registry import needs_gpu
 from tidegate.codec.words import WordType
 from tidegate.container import read_index
@@ -257,7 +258,7 @@ def test_nvcomp_never_sees_a_damaged_body(codec: str, device: torch.device, monk
 
     monkeypatch.setattr(nvcomp.BatchedCodec, "decompress", counting)
     load(inner, map_location=HOME)
-    assert bool(calls) == (codec != "raw")
+    assert bool(calls) == (codec in NVCOMP_CODECS)
     calls.clear()
     store = FlipStore(inner)
     for _ in range(20):
@@ -304,6 +305,8 @@ def test_padding_inside_a_body_is_looked_at(
     host = body.cpu()
     if header.codec == RAW_CODEC:
         pytest.skip("a raw body has no padding")
+    if header.codec == RANS_CODEC:
+        pytest.skip("no block table: test_rans.py has what rans needs")
     table = parse_body(header, host.numpy())
     ends = table.offsets + table.stored_bytes
     padded = ends[ends % 16 != 0]

@@ -158,7 +158,7 @@ def need_kvikio() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("codec", ["raw", "zstd", "ans", "auto"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "rans", "ans", "auto"])
 def test_kvikio_writes_what_our_own_threads_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     need_kvikio()
     skip_unless_it_works(codec)
@@ -204,7 +204,7 @@ def test_a_sink_takes_what_the_report_says(where: str, codec: str) -> None:
             assert not (where == "cuda" and has_host_copies), "no frame went through host memory"
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd", "auto", pytest.param("ans", marks=GPU)])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "rans", "auto", pytest.param("ans", marks=GPU)])
 @pytest.mark.parametrize("where", DEVICES)
 def test_a_store_that_reads_device_memory_late_gets_whole_frames(where: str, codec: str) -> None:
     if codec == "ans" and where == "cpu":

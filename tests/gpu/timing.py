@@ -15,6 +15,8 @@ from tidegate.codec.words import WordType
 CHUNK_BYTES = 64 << 20
 NUM_CHUNKS = 8
 REPEATS = 24
+REPORTED: list[dict[str, object]] = []
+"""Every measurement of this process, for a file."""
 
 
 def make_chunks(word: WordType, device: torch.device) -> list[torch.Tensor]:
@@ -30,6 +32,9 @@ def make_chunks(word: WordType, device: torch.device) -> list[torch.Tensor]:
 def report(name: str, num_bytes: int, seconds: list[float], **more: object) -> None:
     """Print one measurement."""
     middle = statistics.median(seconds)
+    REPORTED.append(
+        {"name": name, "bytes": num_bytes, "median_s": middle, "min_s": min(seconds), "max_s": max(seconds), **more}
+    )
     rest = " ".join(f"{key}={value}" for key, value in more.items())
     print(
         f"{name:48s} {num_bytes / middle / 1e9:8.1f} GB/s  {middle * 1e6:9.1f} us "
