@@ -53,7 +53,7 @@ def small_host_codec_name(codec: str) -> str:
 
 
 def device_codecs_of(
-    codec: str, chunk_bytes: int, device: torch.device, room_bytes: int
+    codec: str, chunk_bytes: int, device: torch.device, room_bytes: int, *, portable: bool = False
 ) -> tuple[tuple[str, ...], str]:
     """Find the codecs that a device can use for what the user asked for.
 
@@ -67,6 +67,8 @@ def device_codecs_of(
     from tidegate.codec.device import device_encoder_bytes
 
     names = AUTO_CODECS if codec == "auto" else (codec,)
+    if portable:  # what may be the base of a difference is decoded on the CPU
+        names = tuple(name for name in names if not needs_gpu(name))
     found, reasons = [], []
     for name in names:
         try:

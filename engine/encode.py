@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from tidegate.storage.base import DeviceBytes
 from tidegate.storage.workers import WorkerPool
 
 from .buffers import BufferPool, HostBuffer
+from .delta_save import Coded
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .plan import Chunk
@@ -146,9 +148,10 @@ class HostEncoder:
             if job.derived.follows(staged.chunk.index, raw):
                 return None
             codec = self._codec if raw.numel() >= self._small_bytes else self._small_codec
-            header = encode_frame(codec, raw, staged.chunk.word, output.tensor)
-            if self._verify:
-                _check_decodes(output.tensor[: header.frame_bytes], raw)
+            with _coded(job, staged.chunk, raw, codec) as coded:
+                header = encode_frame(codec, coded.octets, coded.word, output.tensor)
+                if self._verify:
+                    _check_decodes(output.tensor[: header.frame_bytes], coded.octets)
         finally:
             job.derived.let_go(staged.chunk.index)
             if staged.is_live:
@@ -157,6 +160,11 @@ class HostEncoder:
                 scratch.release()
         job.timeline.add(staged.chunk.index, "encode", start_s)
         return EncodedFrame(staged.chunk, header, output.view[: header.padded_bytes], output)
+
+
+def _coded(job: SaveJob, chunk: Chunk, raw: torch.Tensor, codec: Codec) -> AbstractContextManager[Coded]:
+    """Lend what is to be encoded for a chunk."""
+    return nullcontext(Coded(raw, chunk.word)) if job.delta is None else job.delta.coded(chunk, raw, codec)
 
 
 def _in_place(staged: StagedChunk) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ from tidegate.storage.open import open_store
 from tidegate.storage.output_file import IOMode
 
 from .commit import MAX_STEP, committed_steps
+from .delta import DeltaPolicy
 from .derived import DerivedChunks
 from .derived_device import Comparisons
 from .device_layout import LayoutCache
@@ -69,6 +70,7 @@ class CheckpointEngine:
         derive: Do not store what follows from the rest of the state: bf16 and fp16 tensors that are, in every bit, the
             rounding of an fp32 one, and tensors that are alike. Each save looks at every bit. Or the paths of such
             tensors, and for each that of what it follows from; or False.
+        delta: Store checkpoints as differences to the one before; see DeltaPolicy. None: store all of each.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -91,6 +93,7 @@ class CheckpointEngine:
         keep_every: int | None = None,
         io: IOMode = "auto",
         derive: DeriveOption = True,
+        delta: DeltaPolicy | None = None,
     ) -> None:
         self._options = Options(
             codec=codec,
@@ -104,6 +107,7 @@ class CheckpointEngine:
             keep_last=keep_last,
             keep_every=keep_every,
             derive=derive,
+            delta=delta,
         )
         self._resources = Resources(self._options)
         try:

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,9 @@ from .report import Timeline
 from .sources import ExtentSource, versions_of
 from .table import StateTable
 from .types import JSON
+
+if TYPE_CHECKING:
+    from .delta_save import DeltaSave
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class SaveJob:
         failure: What went wrong first.
         live_layouts: For chunks that are read in place, by device: how to gather one of them on its device.
         device_copies: Recorded behind the copies of CUDA tensors that the call has queued.
+        delta: How chunks become differences; None while they do not.
         is_let_go: Whether the caller's tensors are forgotten.
         writes_from_device: Whether the store takes frames from device memory.
         written_bytes: Bytes of the frames that are in the store.
@@ -130,6 +135,7 @@ class SaveJob:
         self.failure: BaseException | None = None
         self.was_told = False
         self.replaced: CommitRecord | None = None
+        self.delta: DeltaSave | None = None
         self.device_copies: list[torch.cuda.Event] = []
         self.is_let_go = False
         self.writes_from_device = False

@@ -12,6 +12,7 @@ from tidegate.codec.words import WordType
 
 from .collector import collector_at_rest
 from .container import ObjectRecord
+from .delta import DELTA, DeltaPart, delta_from_json, delta_to_json
 from .derived import Derivation
 from .derived_json import DERIVED, derived_from_json, derived_to_json
 from .errors import CorruptCheckpointError
@@ -23,7 +24,7 @@ from .types import JSON
 
 FORMAT_NAME = "tidegate-manifest"
 FORMAT_VERSION = 1
-KNOWN_FEATURES = frozenset({DERIVED})
+KNOWN_FEATURES = frozenset({DELTA, DERIVED})
 _LEAST_BYTES_PER_TENSOR = len('["t",0]')
 """Each tensor stands in the skeleton once at least, so a short text cannot claim, in a run, a billion of them."""
 
@@ -41,6 +42,7 @@ class Manifest:
         table: Skeleton, tensors and extents, without live tensors.
         chunks: What each frame holds.
         derived: The chunks that have no frame.
+        delta: What it is a difference to; None for a full checkpoint.
     """
 
     step: int
@@ -51,6 +53,12 @@ class Manifest:
     table: StateTable
     chunks: tuple[Chunk, ...]
     derived: tuple[Derivation, ...] = ()
+    delta: DeltaPart | None = None
+
+    @property
+    def features(self) -> list[str]:
+        """What a reader must know."""
+        return [name for name, used in ((DELTA, self.delta is not None), (DERIVED, bool(self.derived))) if used]
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -61,7 +69,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     fields: dict[str, JSON] = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
-        "features": [DERIVED] if manifest.derived else [],
+        "features": [*manifest.features],
         "step": manifest.step,
         "attempt": manifest.attempt,
         "created": dict(manifest.created),
@@ -75,6 +83,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "extent_bytes": _pack_runs(table.extent_bytes),
         "chunks": [[c.first_extent, c.end_extent, c.offset, c.num_bytes] for c in manifest.chunks],
         **({"derived": derived_to_json(manifest.derived)} if manifest.derived else {}),
+        **({"delta": delta_to_json(manifest.delta)} if manifest.delta is not None else {}),
         "state": table.skeleton,
     }
     with collector_at_rest():
@@ -137,6 +146,7 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
         table=table,
         chunks=chunks,
         derived=derived_from_json(fields["derived"], table, chunks) if "derived" in fields else (),
+        delta=delta_from_json(fields["delta"], len(chunks)) if "delta" in fields else None,
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.codec.base import frame_bound_bytes
-from tidegate.codec.registry import codec_names
+from tidegate.codec.registry import codec_names, needs_gpu
 
+from .delta import DeltaPolicy
 from .errors import ConfigError
 from .pairs import DeriveOption
 from .plan import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
@@ -20,6 +21,8 @@ OnBusy = Literal["wait", "skip", "error"]
 _CHUNK_STEP_BYTES = 64 << 10
 _NUM_QUEUED_WRITES = 3
 _NUM_STAGED = 2
+_DELTA_BUFFERS = 3
+_KEPT_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Options:
     keep_last: int | None = None
     keep_every: int | None = None
     derive: DeriveOption = True
+    delta: DeltaPolicy | None = None
 
     def __post_init__(self) -> None:
         _check_choice("codec", self.codec, ("auto", *codec_names()))
@@ -57,6 +61,11 @@ class Options:
             raise ConfigError("keep_every says which checkpoints outlive keep_last; give keep_last too")
         if not isinstance(self.derive, bool | Mapping):
             raise ConfigError(f"derive is {self.derive!r}; give True, False, or a mapping of paths to paths")
+        if self.delta is not None and self.codec != "auto" and needs_gpu(self.codec):
+            raise ConfigError(
+                f"delta needs a codec that decodes on every machine, and {self.codec} decodes on GPUs only; use "
+                'codec="auto", "rans" or "zstd"'
+            )
         high, low = self.watermarks
         if not 0.0 < low <= high <= 1.0:
             raise ConfigError(f"watermarks are {self.watermarks}; give (high, low) with 0 < low <= high <= 1")
@@ -76,27 +85,41 @@ class HostShares:
         staging_bytes: For chunks that are copied at the call.
         output_bytes: For frames being encoded or written.
         num_outputs: How many of those there may be, however small.
+        delta_bytes: For residuals, and chunks of a base that are read again; 0 where there are no deltas.
+        kept_bytes: For copies of the last checkpoint's chunks.
     """
 
     chunk_bytes: int
     staging_bytes: int
     output_bytes: int
     num_outputs: int
+    delta_bytes: int = 0
+    kept_bytes: int = 0
 
 
 def split_host_budget(options: Options) -> HostShares:
     """Divide the host budget between staging and frames."""
     num_outputs = options.num_encode_threads + _NUM_QUEUED_WRITES
+    num_deltas = _DELTA_BUFFERS * options.num_encode_threads if options.delta is not None else 0
+    num_units = num_outputs + _NUM_STAGED + num_deltas
     budget_bytes = options.host_budget_bytes
     if budget_bytes is None:
-        smallest_bytes = (num_outputs + _NUM_STAGED) * frame_bound_bytes(options.chunk_bytes)
-        budget_bytes = max(available_host_bytes() // 2, smallest_bytes)
+        budget_bytes = max(available_host_bytes() // 2, num_units * frame_bound_bytes(options.chunk_bytes))
+    kept_bytes = _kept_bytes(options.delta, budget_bytes)
+    budget_bytes -= kept_bytes if options.delta is not None and options.delta.keep_bytes is None else 0
     high = options.watermarks[0]
-    largest = int(budget_bytes * high) // (num_outputs + _NUM_STAGED) - frame_bound_bytes(0)
+    largest = int(budget_bytes * high) // num_units - frame_bound_bytes(0)
     chunk_bytes = min(options.chunk_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))
     output_bytes = int(num_outputs * frame_bound_bytes(chunk_bytes) / high) + 1
-    staging_bytes = max(budget_bytes - output_bytes, frame_bound_bytes(chunk_bytes))
-    return HostShares(chunk_bytes, staging_bytes, output_bytes, num_outputs)
+    delta_bytes = num_deltas * frame_bound_bytes(chunk_bytes)
+    staging_bytes = max(budget_bytes - output_bytes - delta_bytes, frame_bound_bytes(chunk_bytes))
+    return HostShares(chunk_bytes, staging_bytes, output_bytes, num_outputs, delta_bytes, kept_bytes)
+
+
+def _kept_bytes(policy: DeltaPolicy | None, budget_bytes: int) -> int:
+    if policy is None:
+        return 0
+    return budget_bytes // _KEPT_SHARE if policy.keep_bytes is None else policy.keep_bytes
 
 
 def available_host_bytes() -> int:

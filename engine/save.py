@@ -17,6 +17,7 @@ from .commit import (
     MANIFEST_NAME,
     CommitRecord,
     attempt_key,
+    check_bases,
     commit_key,
     parse_commit,
     publish,
@@ -65,23 +66,26 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     key = attempt_key(job.step, attempt, _OBJECT_NAME)
     try:
         _prepare(store, job)
-        writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
-        texts: list[bytes] = []
-        record, totals = write_object(
-            job, writer, key, resources,
-            meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
-        )  # fmt: skip
-        text = texts[0]
-        store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), text, expected=None)
-        records, _ = read_commits(store)
-        commit = CommitRecord(
-            step=job.step,
-            sequence=1 + max((record.sequence for record in records), default=0),
-            attempt=attempt,
-            manifest_bytes=len(text),
-            manifest_digest=xxhash.xxh3_64_intdigest(text),
-        )
+        with resources.delta_save(job, store, attempt) as delta:
+            writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
+            texts: list[bytes] = []
+            record, totals = write_object(
+                job, writer, key, resources,
+                meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
+            )  # fmt: skip
+            text = texts[0]
+            store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), text, expected=None)
+            records, _ = read_commits(store)
+            commit = CommitRecord(
+                step=job.step,
+                sequence=1 + max((record.sequence for record in records), default=0),
+                attempt=attempt,
+                manifest_bytes=len(text),
+                manifest_digest=xxhash.xxh3_64_intdigest(text),
+                bases=delta.bases if delta is not None else (),
+            )
         publish(store, commit, replaces)
+        check_bases(store, commit, replaces)
     except BaseException as exc:
         if _give_up(store, job.step, attempt):
             raise SaveError(
@@ -91,6 +95,7 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
                 stage="commit",
             ) from exc
         raise
+    resources.was_committed(job, commit)
     if replaces is not None:
         job.replaced = _replaced(replaces, job.step)
     stored_bytes = record.num_bytes + len(text) + len(commit.dump())
@@ -203,6 +208,6 @@ def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> 
         "python": platform.python_version(),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    derived = job.derived.found()
-    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks, derived)
+    derived, delta = job.derived.found(), job.delta.part if job.delta is not None else None
+    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks, derived, delta)
 
