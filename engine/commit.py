@@ -228,19 +228,6 @@ def check_bases(store: Store, record: CommitRecord, replaces: bytes | None) -> N
             )
 
 
-def retire(store: Store, record: CommitRecord) -> None:
-    """Delete a checkpoint: first its COMMIT record, so that no reader finds half of it. Blocks.
-
-    Nothing happens if its step has been committed anew, or is gone. Other attempts at the step stay: another process
-    may be about to commit one; those of killed processes are for `gc`.
-    """
-    if read_commit_bytes(store, record.step) != record.dump():
-        return
-    store.delete(commit_key(record.step))
-    for stat in list(store.list(f"{step_folder(record.step)}/{record.attempt}/")):
-        store.delete(stat.key)
-
-
 def leftovers(store: Store, *, min_age_s: float) -> Iterator[ObjectStat]:
     """Yield the objects of ours that no commit holds and that are at least `min_age_s` old. Blocks.
 

@@ -66,7 +66,7 @@ def device_codecs_of(
     from tidegate.codec.availability import unavailable_reason
     from tidegate.codec.device import device_encoder_bytes
 
-    names = AUTO_CODECS if codec == "auto" else (codec,)
+    names: tuple[str, ...] = AUTO_CODECS if codec == "auto" else (codec,)
     if portable:  # what may be the base of a difference is decoded on the CPU
         names = tuple(name for name in names if not needs_gpu(name))
     found, reasons = [], []

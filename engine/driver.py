@@ -10,9 +10,10 @@ from . import exit as at_exit
 from .errors import CheckpointError, WaitTimeoutError
 from .job import SaveJob
 from .options import Options
+from .reduce import reduce_checkpoint
 from .resources import Resources
-from .retention import apply_retention
-from .save import delete_attempt, write_checkpoint
+from .retention import Retention, drop_replaced, retire
+from .save import write_checkpoint
 from .translate import save_error
 
 
@@ -29,6 +30,7 @@ class Driver:
         self._store = store
         self._resources = resources
         self._options = options
+        self._retention = Retention(options.keep_policy)
         self._thread = WorkerPool(1, "tidegate-save")
         self._unseen_failure: CheckpointError | None = None
         self._unseen_notes: list[str] = []
@@ -95,7 +97,14 @@ class Driver:
     def _retain(self, job: SaveJob) -> None:
         try:
             if job.replaced is not None:
-                delete_attempt(self._store, job.replaced)
-            apply_retention(self._store, self._options.keep_last, self._options.keep_every)
+                drop_replaced(self._store, job.replaced)
+            plan = self._retention.plan(self._store)
+            retire(self._store, *plan.delete)
         except StorageError as exc:
             self._unseen_notes.append(f"the save is committed, but old checkpoints could not be deleted: {exc}")
+            return
+        try:
+            for record in plan.reduce[:1]:  # one a save, so that the next one never waits for many
+                reduce_checkpoint(self._store, record, self._options.keep_parts, self._resources)
+        except (StorageError, CheckpointError) as exc:
+            self._unseen_notes.append(f"the save is committed, but an older checkpoint could not be reduced: {exc}")

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, get_args
@@ -37,6 +37,7 @@ from .planned import PlanCache
 from .report import SaveReport
 from .resources import Resources
 from .restore import MapLocation, PartPaths
+from .retention import KeepBest
 from .save import check_absent
 from .snapshot import SnapshotMode, Stager
 from .state import Describer
@@ -65,6 +66,10 @@ class CheckpointEngine:
             raise an "error".
         keep_last: How many of the newest checkpoints stay after a commit; None: all.
         keep_every: Steps that are multiples of it stay as well.
+        keep_best: Those with the best value of a metric in their `metadata` stay as well.
+        keep_parts: Of checkpoints that are not among the newest `keep_full_last` only these keys of the state stay,
+            such as ["model"]; one is reduced after each save.
+        keep_full_last: See there.
         io: How folders are written: "direct" (past the page cache), "buffered", "gds" (from device memory, by KvikIO),
             or "auto", which measures once and takes the faster.
         derive: Do not store what follows from the rest of the state: bf16 and fp16 tensors that are, in every bit, the
@@ -91,6 +96,9 @@ class CheckpointEngine:
         on_busy: OnBusy = "wait",
         keep_last: int | None = None,
         keep_every: int | None = None,
+        keep_best: KeepBest | None = None,
+        keep_parts: Sequence[str] = (),
+        keep_full_last: int | None = None,
         io: IOMode = "auto",
         derive: DeriveOption = True,
         delta: DeltaPolicy | None = None,
@@ -106,6 +114,9 @@ class CheckpointEngine:
             on_busy=on_busy,
             keep_last=keep_last,
             keep_every=keep_every,
+            keep_best=keep_best,
+            keep_parts=tuple(keep_parts),
+            keep_full_last=keep_full_last,
             derive=derive,
             delta=delta,
         )

@@ -138,7 +138,9 @@ class HostDecoder:
 
 
 def _of_base(item: ReadItem, base: ReadItem, exc: CodecError | StorageError) -> Exception:
-    text = f"step {item.step} is stored as a difference and needs step {base.step}, whose frame in {base.key} fails: {exc}"
+    text = (
+        f"step {item.step} is stored as a difference and needs step {base.step}, whose frame in {base.key} fails: {exc}"
+    )
     if isinstance(exc, StorageError) and not isinstance(exc, ObjectNotFoundError):
         exc.add_note(text)
         return exc

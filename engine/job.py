@@ -85,6 +85,7 @@ class SaveJob:
         failure: What went wrong first.
         live_layouts: For chunks that are read in place, by device: how to gather one of them on its device.
         device_copies: Recorded behind the copies of CUDA tensors that the call has queued.
+        parts: The keys of an earlier checkpoint's state that this one keeps; none: it is a save of its own.
         delta: How chunks become differences; None while they do not.
         is_let_go: Whether the caller's tensors are forgotten.
         writes_from_device: Whether the store takes frames from device memory.
@@ -134,6 +135,7 @@ class SaveJob:
         self.fence_s = 0.0
         self.failure: BaseException | None = None
         self.was_told = False
+        self.parts: tuple[str, ...] = ()
         self.replaced: CommitRecord | None = None
         self.delta: DeltaSave | None = None
         self.device_copies: list[torch.cuda.Event] = []

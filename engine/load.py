@@ -148,7 +148,7 @@ def _needs_base(newest: Manifest, base: CommitRecord | Manifest, exc: Checkpoint
 def _open_manifest(store: Store, record: CommitRecord) -> Manifest:
     key = record.manifest_key
     try:
-        manifest = parse_manifest(_read_manifest(store, record), key)
+        manifest = parse_manifest(read_manifest(store, record), key)
         if manifest.step != record.step or manifest.attempt != record.attempt:
             raise CorruptCheckpointError(f"{key} belongs to another checkpoint", key=key, stage="open")
         check_chain(record, manifest.delta)
@@ -182,7 +182,8 @@ def _open_objects(store: Store, manifest: Manifest) -> list[ObjectIndex]:
     return indexes
 
 
-def _read_manifest(store: Store, record: CommitRecord) -> bytes:
+def read_manifest(store: Store, record: CommitRecord) -> bytes:
+    """Read a checkpoint's manifest and check it against its COMMIT record. Blocks."""
     key = record.manifest_key
     num_bytes = store.stat(key).num_bytes
     if num_bytes != record.manifest_bytes or num_bytes > _MAX_MANIFEST_BYTES:

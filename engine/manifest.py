@@ -43,6 +43,7 @@ class Manifest:
         chunks: What each frame holds.
         derived: The chunks that have no frame.
         delta: What it is a difference to; None for a full checkpoint.
+        parts: The keys of the state that are left; empty where all are.
     """
 
     step: int
@@ -54,6 +55,7 @@ class Manifest:
     chunks: tuple[Chunk, ...]
     derived: tuple[Derivation, ...] = ()
     delta: DeltaPart | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -74,6 +76,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "attempt": manifest.attempt,
         "created": dict(manifest.created),
         "metadata": dict(manifest.metadata),
+        **({"parts": list(manifest.parts)} if manifest.parts else {}),
         "objects": [[o.key, o.num_bytes, f"{o.tail_digest:016x}"] for o in manifest.objects],
         "specs": [spec_to_json(spec) for spec in table.specs],
         "tensor_spec": _pack_runs(table.tensor_spec),
@@ -147,6 +150,7 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
         chunks=chunks,
         derived=derived_from_json(fields["derived"], table, chunks) if "derived" in fields else (),
         delta=delta_from_json(fields["delta"], len(chunks)) if "delta" in fields else None,
+        parts=tuple(map(_str, _list(fields.get("parts", [])))),
     )
 
 

@@ -14,6 +14,7 @@ from .delta import DeltaPolicy
 from .errors import ConfigError
 from .pairs import DeriveOption
 from .plan import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from .retention import KeepBest, KeepPolicy
 from .snapshot import SNAPSHOT_MODES, SnapshotMode
 
 Verify = Literal["checksum", "decode"]
@@ -39,6 +40,9 @@ class Options:
     on_busy: OnBusy = "wait"
     keep_last: int | None = None
     keep_every: int | None = None
+    keep_best: KeepBest | None = None
+    keep_parts: tuple[str, ...] = ()
+    keep_full_last: int | None = None
     derive: DeriveOption = True
     delta: DeltaPolicy | None = None
 
@@ -53,12 +57,11 @@ class Options:
                 f"chunk_bytes is {self.chunk_bytes}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to "
                 f"{MAX_CHUNK_BYTES:,}"
             )
-        for name in ("device_budget_bytes", "host_budget_bytes", "keep_last", "keep_every"):
+        for name in ("device_budget_bytes", "host_budget_bytes"):
             value = getattr(self, name)
             if value is not None:
                 _check_count(name, value, 1)
-        if self.keep_every is not None and self.keep_last is None:
-            raise ConfigError("keep_every says which checkpoints outlive keep_last; give keep_last too")
+        _ = self.keep_policy
         if not isinstance(self.derive, bool | Mapping):
             raise ConfigError(f"derive is {self.derive!r}; give True, False, or a mapping of paths to paths")
         if self.delta is not None and self.codec != "auto" and needs_gpu(self.codec):
@@ -69,6 +72,11 @@ class Options:
         high, low = self.watermarks
         if not 0.0 < low <= high <= 1.0:
             raise ConfigError(f"watermarks are {self.watermarks}; give (high, low) with 0 < low <= high <= 1")
+
+    @property
+    def keep_policy(self) -> KeepPolicy:
+        """What stays after a commit. Raises ConfigError where the options do not fit together."""
+        return KeepPolicy(self.keep_last, self.keep_every, self.keep_best, self.keep_parts, self.keep_full_last)
 
     @property
     def num_encode_threads(self) -> int:

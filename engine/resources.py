@@ -80,7 +80,7 @@ class Resources:
 
     def delta_save(self, job: SaveJob, store: Store, attempt: str) -> AbstractContextManager[DeltaSave | None]:
         """Make a save ready to be a difference, where the user asked for that. Blocks for a look at the store."""
-        return nullcontext() if self._deltas is None else self._deltas.save(job, store, attempt)
+        return nullcontext() if self._deltas is None or job.parts else self._deltas.save(job, store, attempt)
 
     def was_committed(self, job: SaveJob, record: CommitRecord) -> None:
         """Take a checkpoint that has been committed as what the next one may be a difference to."""

@@ -6,6 +6,7 @@ import datetime
 import platform
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 import xxhash
@@ -55,6 +56,23 @@ def check_absent(store: Store, step: int, overwrite: bool) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An attempt whose objects and manifest are durable, and that is not committed yet."""
+
+    step: int
+    attempt: str
+    record: ObjectRecord
+    totals: Mapping[int, CodecTotals]
+    manifest: bytes
+    bases: tuple[tuple[int, str], ...]
+
+    def commit(self, sequence: int) -> CommitRecord:
+        """Make its COMMIT record."""
+        digest = xxhash.xxh3_64_intdigest(self.manifest)
+        return CommitRecord(self.step, sequence, self.attempt, len(self.manifest), digest, self.bases)
+
+
 def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwrite: bool) -> SaveReport:
     """Encode and write the staged chunks, then publish the step. Blocks.
 
@@ -63,27 +81,11 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     check_absent(store, job.step, overwrite)
     replaces = read_commit_bytes(store, job.step)
     attempt = new_attempt()
-    key = attempt_key(job.step, attempt, _OBJECT_NAME)
     try:
         _prepare(store, job)
-        with resources.delta_save(job, store, attempt) as delta:
-            writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
-            texts: list[bytes] = []
-            record, totals = write_object(
-                job, writer, key, resources,
-                meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
-            )  # fmt: skip
-            text = texts[0]
-            store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), text, expected=None)
-            records, _ = read_commits(store)
-            commit = CommitRecord(
-                step=job.step,
-                sequence=1 + max((record.sequence for record in records), default=0),
-                attempt=attempt,
-                manifest_bytes=len(text),
-                manifest_digest=xxhash.xxh3_64_intdigest(text),
-                bases=delta.bases if delta is not None else (),
-            )
+        written = write_attempt(job, store, resources, attempt)
+        records, _ = read_commits(store)
+        commit = written.commit(1 + max((record.sequence for record in records), default=0))
         publish(store, commit, replaces)
         check_bases(store, commit, replaces)
     except BaseException as exc:
@@ -98,8 +100,22 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     resources.was_committed(job, commit)
     if replaces is not None:
         job.replaced = _replaced(replaces, job.step)
-    stored_bytes = record.num_bytes + len(text) + len(commit.dump())
-    return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, totals)
+    stored_bytes = written.record.num_bytes + len(written.manifest) + len(commit.dump())
+    return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, written.totals)
+
+
+def write_attempt(job: SaveJob, store: Store, resources: Resources, attempt: str) -> Written:
+    """Encode and write the staged chunks and their manifest, under an attempt's name. Blocks."""
+    key = attempt_key(job.step, attempt, _OBJECT_NAME)
+    texts: list[bytes] = []
+    with resources.delta_save(job, store, attempt) as delta:
+        record, totals = write_object(
+            job, store.create(key, size_hint_bytes=job.plan.raw_bytes // 2), key, resources,
+            meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
+        )  # fmt: skip
+        store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), texts[0], expected=None)
+        bases = delta.bases if delta is not None else ()
+    return Written(job.step, attempt, record, totals, texts[0], bases)
 
 
 def _prepare(store: Store, job: SaveJob) -> None:
@@ -142,12 +158,6 @@ def write_object(
         writer.abort()
         raise job.failure or exc from None
     return record, totals
-
-
-def delete_attempt(store: Store, commit: CommitRecord) -> None:
-    """Delete the objects of an attempt whose COMMIT record has been replaced. Blocks."""
-    for stat in list(store.list(f"{step_folder(commit.step)}/{commit.attempt}/")):
-        store.delete(stat.key)
 
 
 def _replaced(text: bytes, step: int) -> CommitRecord | None:
@@ -209,5 +219,7 @@ def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> 
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     derived, delta = job.derived.found(), job.delta.part if job.delta is not None else None
-    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks, derived, delta)
+    return Manifest(
+        job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks, derived, delta, job.parts
+    )  # fmt: skip
 
