@@ -1,4 +1,4 @@
-"""Look at checkpoints from a shell: list, inspect, verify, gc, prune. Only the last two write; no file's code is run."""
+"""Look at checkpoints from a shell: list, inspect, verify, gc, prune. Only the last two write; no file can run code."""
 
 from __future__ import annotations
 

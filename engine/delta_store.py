@@ -15,13 +15,16 @@ from .report import SaveReport
 from .restore import MapLocation, PartPaths
 from .types import JSON
 
+READ_AGAIN = DeltaPolicy(keep_bytes=0)
+"""Keeps nothing in memory between saves."""
+
 
 def save_checkpoint(
     state: object,
     root: str | os.PathLike[str] | Store,
     *,
     step: int,
-    delta: DeltaPolicy | None = DeltaPolicy(keep_bytes=0),
+    delta: DeltaPolicy | None = READ_AGAIN,
     codec: str = "auto",
     overwrite: bool = False,
     metadata: Mapping[str, JSON] | None = None,
@@ -59,6 +62,6 @@ def load_checkpoint(
     into: object | None = None,
     part: PartPaths = None,
 ) -> object:
-    """Load a checkpoint, whatever it is a difference to. Blocks. For arguments and errors see `CheckpointEngine.load`."""
+    """Load a checkpoint, whatever it is a difference to. Blocks. See `CheckpointEngine.load`."""
     with CheckpointEngine(root) as engine:
         return engine.load(step, map_location=map_location, into=into, part=part)
