@@ -64,6 +64,8 @@ class Options:
         _ = self.keep_policy
         if not isinstance(self.derive, bool | Mapping):
             raise ConfigError(f"derive is {self.derive!r}; give True, False, or a mapping of paths to paths")
+        if not isinstance(self.delta, DeltaPolicy | None):
+            raise ConfigError(f"delta is {self.delta!r}; give a DeltaPolicy, or None")
         if self.delta is not None and self.codec != "auto" and needs_gpu(self.codec):
             raise ConfigError(
                 f"delta needs a codec that decodes on every machine, and {self.codec} decodes on GPUs only; use "
