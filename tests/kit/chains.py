@@ -24,12 +24,12 @@ def state_at(step: int, *, numel: int = NUMEL) -> dict[str, object]:
 
 
 def save_steps(
-    store: Store, steps: list[int], policy: DeltaPolicy | None = None, **options: object
+    store: Store, steps: list[int], policy: DeltaPolicy | None = None, *, chunk_bytes: int = CHUNK, **options: object
 ) -> list[tidegate.SaveReport]:
     """Save the states of some steps one after the other, through one engine."""
     policy = DeltaPolicy(max_chain=3) if policy is None else policy
     reports = []
-    with tidegate.CheckpointEngine(store, chunk_bytes=CHUNK, delta=policy, **options) as engine:  # type: ignore[arg-type]
+    with tidegate.CheckpointEngine(store, chunk_bytes=chunk_bytes, delta=policy, **options) as engine:  # type: ignore[arg-type]
         for step in steps:
             engine.save_async(state_at(step), step=step)
             report = engine.wait()
