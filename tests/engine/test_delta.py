@@ -61,7 +61,7 @@ def test_the_plain_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["zstd", "rans", "deflate", "raw"])
 @pytest.mark.parametrize("old", CONTENTS)
 def test_every_dtype_and_pattern_on_another(codec: str, old: str) -> None:
-    """A chain through every pattern, from each of them: NaN payloads, infinities, denormals, -0.0, random, all equal."""
+    """A chain through every pattern, from each: NaN payloads, infinities, denormals, -0.0, random, all equal."""
     dtypes = [dtype for dtype in WORD_OF_DTYPE if dtype != torch.bool]
     sequence = [old, *CONTENTS, old, old]
     store = MemoryStore()

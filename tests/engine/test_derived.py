@@ -1,4 +1,4 @@
-"""Tensors that follow from others are not stored, come back bit for bit, and are stored the moment they do not follow."""
+"""Tensors that follow from others are not stored, come back bit for bit, and are stored once they do not follow."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_odd_values_follow_where_the_rule_gives_them(tmp_path: Path) -> None:
     """Infinities, zeros of both signs and denormals round as numbers do; a NaN only to what the rule says."""
     source = odd_values(torch.float32, NUMEL)
     source[torch.isnan(source)] = -0.0
-    save({"w": source.bfloat16(), "h": source.half(), "master": source}, tmp_path, derive={"w": "master", "h": "master"})
+    save(
+        {"w": source.bfloat16(), "h": source.half(), "master": source}, tmp_path, derive={"w": "master", "h": "master"}
+    )
     assert derived_bytes(tmp_path) == {"bf16-of-f32": 2 * NUMEL, "f16-of-f32": 2 * NUMEL}
     with_nans = {"w": odd_values(torch.bfloat16, NUMEL), "master": odd_values(torch.float32, NUMEL)}
     store = MemoryStore()

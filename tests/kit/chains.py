@@ -20,7 +20,13 @@ def state_at(step: int, *, numel: int = NUMEL) -> dict[str, object]:
     master = torch.randn(numel, generator=numbers).mul_(0.02)
     master.add_(torch.randn(numel, generator=numbers), alpha=1e-7 * step)
     noise = torch.randn(1000, generator=torch.Generator().manual_seed(step))
-    return {"step": step, "model": {"w": master.bfloat16()}, "master": master, "noise": noise, "same": torch.arange(999)}
+    return {
+        "step": step,
+        "model": {"w": master.bfloat16()},
+        "master": master,
+        "noise": noise,
+        "same": torch.arange(999),
+    }
 
 
 def save_steps(
