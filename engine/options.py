@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.codec.base import frame_bound_bytes
-from tidegate.codec.registry import codec_names, needs_gpu
+from tidegate.codec.errors import UnknownCodecError
+from tidegate.codec.registry import codec_named, codec_names, needs_gpu
 
 from .delta import DeltaPolicy
 from .errors import ConfigError
@@ -47,7 +48,7 @@ class Options:
     delta: DeltaPolicy | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("codec", self.codec, ("auto", *codec_names()))
+        _check_codec(self.codec)
         _check_choice("snapshot", self.snapshot, SNAPSHOT_MODES)
         _check_choice("verify", self.verify, ("checksum", "decode"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip", "error"))
@@ -144,6 +145,15 @@ def available_host_bytes() -> int:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _check_codec(name: str) -> None:
+    if name == "auto":
+        return
+    try:
+        codec_named(name)
+    except UnknownCodecError as exc:
+        raise ConfigError(f"codec is {name!r}; choose one of auto, {', '.join(codec_names())}: {exc}") from exc
 
 
 def _check_count(name: str, value: int, minimum: int) -> None:
