@@ -1,4 +1,4 @@
-"""The planes codec on the CPU: signs, exponents and mantissas apart, each by a codec of its own. FRAME.md has the bytes."""
+"""The planes codec: signs, exponents and mantissas apart, each by a codec of its own. FRAME.md gives the bytes."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _octets(values: _Values, lowest_bit: int) -> _Octets:
 
 
 def _pack(octets: _Octets, width: int, out: _Octets) -> None:
-    """Pack the low bits of every byte: value i has bits width × i … of the run, bit b being bit b % 8 of byte b // 8."""
+    """Pack the low bits of every byte: value i has bits width × i … of the run."""
     if width == 8:
         np.copyto(out, octets)
         return

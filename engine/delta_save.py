@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tidegate.codec.base import Codec
+from tidegate.codec.base import RANS_CODEC, Codec
 from tidegate.codec.digest import digest
 from tidegate.codec.errors import CodecError
+from tidegate.codec.registry import codec_named
 from tidegate.codec.words import WordType
 from tidegate.storage.errors import StorageError
 
@@ -28,6 +29,7 @@ from .residual import KINDS, Kind, residual_word, take_residual
 _NUM_SAMPLES = 16
 _SAMPLE_PART = 16
 _LEAST_SAMPLE_BYTES = 16 << 10
+_RESIDUALS_BY_RANS = "planes:mantissa=rans"
 _WORTH = 0.98
 """A difference costs a load more than the chunk itself does, so it must be smaller by some hundredths."""
 
@@ -38,6 +40,7 @@ class Coded:
 
     octets: torch.Tensor
     word: WordType
+    codec: Codec
 
 
 @dataclass(slots=True)
@@ -89,11 +92,11 @@ class DeltaSave:
         with self._base_of(chunk) as base:
             kind = None if base is None else _choose(chunk.word, raw.numpy(), base.numpy(), codec)
             if base is None or kind is None:
-                yield Coded(raw, chunk.word)
+                yield Coded(raw, chunk.word, codec)
             else:
                 with _borrowed(self.pool, chunk.num_bytes) as room:
                     take_residual(kind, chunk.word, raw.numpy(), base.numpy(), room.numpy())
-                    yield Coded(room, residual_word(kind, chunk.word))
+                    yield Coded(room, residual_word(kind, chunk.word), residual_codec(codec))
                 self.chosen[chunk.index] = DeltaChunk(kind, raw_digest)
         self.kept.put(self.attempt, chunk.index, raw, raw_digest)
 
@@ -120,6 +123,15 @@ class DeltaSave:
         return True
 
 
+def residual_codec(codec: Codec) -> Codec:
+    """Return the codec for residuals where chunks have `codec`.
+
+    rans codes exponents and leaves mantissas alone. What is left of a chunk has zeros at the top of its mantissas too,
+    so there its planes go to rans one by one.
+    """
+    return codec_named(_RESIDUALS_BY_RANS) if codec.number == RANS_CODEC else codec
+
+
 @contextmanager
 def _borrowed(pool: BufferPool, num_bytes: int) -> Iterator[torch.Tensor]:
     buffer = pool.acquire(num_bytes)
@@ -141,7 +153,7 @@ def _choose(word: WordType, raw: NDArray[np.uint8], base: NDArray[np.uint8], cod
         if kind == "difference" and word.itemsize == 1:
             continue
         take_residual(kind, word, new, old, left)
-        size = _coded_bytes(left, residual_word(kind, word), codec)
+        size = _coded_bytes(left, residual_word(kind, word), residual_codec(codec))
         if size < least:
             least, chosen = size, kind
     return chosen

@@ -149,7 +149,7 @@ class HostEncoder:
                 return None
             codec = self._codec if raw.numel() >= self._small_bytes else self._small_codec
             with _coded(job, staged.chunk, raw, codec) as coded:
-                header = encode_frame(codec, coded.octets, coded.word, output.tensor)
+                header = encode_frame(coded.codec, coded.octets, coded.word, output.tensor)
                 if self._verify:
                     _check_decodes(output.tensor[: header.frame_bytes], coded.octets)
         finally:
@@ -164,7 +164,7 @@ class HostEncoder:
 
 def _coded(job: SaveJob, chunk: Chunk, raw: torch.Tensor, codec: Codec) -> AbstractContextManager[Coded]:
     """Lend what is to be encoded for a chunk."""
-    return nullcontext(Coded(raw, chunk.word)) if job.delta is None else job.delta.coded(chunk, raw, codec)
+    return nullcontext(Coded(raw, chunk.word, codec)) if job.delta is None else job.delta.coded(chunk, raw, codec)
 
 
 def _in_place(staged: StagedChunk) -> torch.Tensor | None:
