@@ -22,7 +22,8 @@ from .networks import CONTEXT, DenseLM, Size
 from .rig import arguments, print_table, say, write_results
 from .text import read_text
 
-State = dict[str, list[torch.Tensor]]
+State = dict[str, list[dict[str, torch.Tensor]]]
+"""By component, its tensors in a dict each, whose key says what it is to the optimizer."""
 
 CODECS = ("zstd", "rans")
 INTERVALS = (1, 10, 100)
@@ -69,10 +70,10 @@ class SmallTraining:
         """Return a copy of the state, 14 bytes a parameter."""
         states = [self._optimizer.state[master] for master in self._master]
         return {
-            "weights": [master.detach().bfloat16() for master in self._master],
-            "master": [master.detach().clone() for master in self._master],
-            "m": [state["exp_avg"].clone() for state in states],
-            "v": [state["exp_avg_sq"].clone() for state in states],
+            "weights": [{"weight": master.detach().bfloat16()} for master in self._master],
+            "master": [{"master": master.detach().clone()} for master in self._master],
+            "m": [{"exp_avg": state["exp_avg"].clone()} for state in states],
+            "v": [{"exp_avg_sq": state["exp_avg_sq"].clone()} for state in states],
         }
 
 
@@ -122,16 +123,17 @@ def save_all(states: Mapping[int, State], codec: str, *, derive: bool, delta: De
 
 
 def _check_same(state: State, back: object, step: int) -> None:
-    for name, tensors in state.items():
-        for before, after in zip(tensors, back[name], strict=True):  # type: ignore[index]
-            if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
-                raise RuntimeError(f"{name} of step {step} came back changed")
+    for name, items in state.items():
+        for before, after in zip(items, back[name], strict=True):  # type: ignore[index]
+            for key, tensor in before.items():
+                if not torch.equal(tensor.view(torch.uint8), after[key].view(torch.uint8)):
+                    raise RuntimeError(f"{name} of step {step} came back changed")
 
 
 def measure(states: Mapping[int, State], codec: str, intervals: Sequence[int]) -> dict[str, object]:
     """Save by one codec in every way."""
     first = min(states)
-    parts = {name: {first: {name: tensors}} for name, tensors in states[max(states)].items()}
+    parts = {name: {first: {name: items}} for name, items in states[max(states)].items()}
     full = save_all({first: states[max(states)]}, codec, derive=True, delta=None)[0]
     stored = save_all({first: states[max(states)]}, codec, derive=False, delta=None)[0]
     found: dict[str, object] = {

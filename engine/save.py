@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,7 +101,8 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     if replaces is not None:
         job.replaced = _replaced(replaces, job.step)
     stored_bytes = written.record.num_bytes + len(written.manifest) + len(commit.dump())
-    return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, written.totals)
+    url = f"{store.url}/{step_folder(job.step)}"
+    return make_report(job, resources, url, stored_bytes, written.totals, written.bases)
 
 
 def write_attempt(job: SaveJob, store: Store, resources: Resources, attempt: str) -> Written:
@@ -184,7 +185,12 @@ def _give_up(store: Store, step: int, attempt: str) -> bool:
 
 
 def make_report(
-    job: SaveJob, resources: Resources, url: str, stored_bytes: int, totals: Mapping[int, CodecTotals]
+    job: SaveJob,
+    resources: Resources,
+    url: str,
+    stored_bytes: int,
+    totals: Mapping[int, CodecTotals],
+    bases: Sequence[tuple[int, str]] = (),
 ) -> SaveReport:
     """Sum up a save that has ended well."""
     resources.end_save(job)
@@ -206,6 +212,8 @@ def make_report(
         by_codec={names[number]: total for number, total in sorted(totals.items())},
         snapshot="+".join(sorted(job.modes)),
         fence_s=job.fence_s,
+        derived_bytes=sum(job.plan.chunks[item.chunk].num_bytes for item in job.derived.found()),
+        base_step=bases[0][0] if bases else None,
         notes=tuple(job.notes),
         timeline=spans,
     )

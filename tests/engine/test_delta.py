@@ -31,6 +31,7 @@ def test_a_chain_is_bounded_and_every_step_loads(keep_bytes: int | None) -> None
     assert bases_of(store) == {
         0: [], 1: [0], 2: [1, 0], 3: [2, 1, 0], 4: [], 5: [4], 6: [5, 4], 7: [6, 5, 4], 8: [],
     }  # fmt: skip
+    assert [report.base_step for report in reports] == [None, 0, 1, 2, None, 4, 5, 6, None]
     sizes = [report.stored_bytes for report in reports]
     assert max(sizes[1:4] + sizes[5:8]) < 0.8 * min(sizes[0], sizes[4], sizes[8])
     assert_all_load(store, list(range(9)))

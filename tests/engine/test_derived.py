@@ -58,8 +58,9 @@ def derived_bytes(root: Path | MemoryStore) -> dict[str, int]:
 @pytest.mark.parametrize("rule", ROUNDED)
 def test_a_rounding_is_not_stored(tmp_path: Path, device: torch.device, rule: str, chunk_bytes: int) -> None:
     state = pair(ROUNDED[rule], device)
-    save(state, tmp_path, chunk_bytes=chunk_bytes)
+    report = save(state, tmp_path, chunk_bytes=chunk_bytes)
     assert derived_bytes(tmp_path) == {rule: 2 * NUMEL}
+    assert report.derived_bytes == 2 * NUMEL
     assert_same_bits(load(tmp_path, map_location=str(device)), state)
     assert_same_bits(load(tmp_path, part="w", map_location=str(device)), state["w"])
     assert_same_bits(load(tmp_path, part=["m", "w"]), {name: state[name] for name in ("m", "w")}, device=False)
