@@ -145,6 +145,7 @@ def measure(states: Mapping[int, State], codec: str, intervals: Sequence[int]) -
     for interval in intervals:
         steps = itertools.takewhile(states.__contains__, itertools.count(first, interval))
         chain = {step: states[step] for step in steps}
+        _, *fulls = save_all(chain, codec, derive=True, delta=None)
         _, *deltas = save_all(chain, codec, derive=True, delta=DeltaPolicy(MAX_CHAIN))
         delta_bytes = sum(save.stored_bytes for save in deltas) / len(deltas)
         found[f"delta_{interval}"] = full.raw_bytes / delta_bytes
@@ -163,7 +164,7 @@ def measure(states: Mapping[int, State], codec: str, intervals: Sequence[int]) -
             "full": full.stored_bytes * saves_a_day,
             "chains": mean_bytes * saves_a_day,
             "chains_of_full": mean_bytes / full.stored_bytes,
-            "save_s_of_full": sum(save.wall_s for save in deltas) / len(deltas) / full.wall_s,
+            "save_s_of_full": sum(save.wall_s for save in deltas) / sum(save.wall_s for save in fulls),
         }
     found["weights_delta_1"] = found["parts_delta_1"]["weights"]  # type: ignore[index]
     found["bytes_a_day_at_a_step_a_second"] = day

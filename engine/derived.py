@@ -9,6 +9,7 @@ agree is dropped. So the training thread pays nothing.
 from __future__ import annotations
 
 import bisect
+import itertools
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 import torch
 
 from .plan import Chunk
-from .rules import Rule, digest_of, digest_of_target
+from .rules import Rule, digest_of, digests_of_targets
+
+_BATCH_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class _Places:
 
     def __init__(self, chunks: Sequence[Chunk], extent_bytes: Sequence[int]) -> None:
         self._extent_bytes = extent_bytes
+        self._starts = list(itertools.accumulate(extent_bytes, initial=0))
         self._chunks = chunks
         self._firsts = [(chunk.first_extent, chunk.offset) for chunk in chunks]
 
@@ -118,10 +122,29 @@ class _Places:
         index = bisect.bisect_right(self._firsts, (extent, begin)) - 1
         while begin < end:
             chunk = self._chunks[index]
-            before = sum(self._extent_bytes[chunk.first_extent : extent])
+            before = self._starts[extent] - self._starts[chunk.first_extent]
             stop = min(end, chunk.offset + chunk.num_bytes if chunk.is_piece else self._extent_bytes[extent])
             yield index, begin - chunk.offset if chunk.is_piece else before + begin, begin, stop
             begin, index = stop, index + 1
+
+
+def _batches(links: Sequence[Link]) -> Iterator[list[Link]]:
+    """Part links into runs of neighbours in the source, of one rule and not long: small tensors are done together."""
+    batch: list[Link] = []
+    num_bytes = 0
+    for link in links:
+        is_next = bool(batch) and (
+            batch[-1].rule is link.rule
+            and batch[-1].source_at + batch[-1].num_bytes * link.rule.ratio == link.source_at
+            and num_bytes + link.num_bytes <= _BATCH_BYTES
+        )
+        if batch and not is_next:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(link)
+        num_bytes += link.num_bytes
+    if batch:
+        yield batch
 
 
 class DerivedChunks:
@@ -174,11 +197,12 @@ class DerivedChunks:
             raw: Its bytes, uint8[num_bytes] on the CPU.
         """
         try:
-            for link in self.candidates.by_source.get(index, ()):
-                if link.target not in self._compared:
-                    ratio = link.rule.ratio
-                    source = raw[link.source_at : link.source_at + link.num_bytes * ratio]
-                    self._offers[link] = digest_of_target(link.rule, source, self._seed)
+            links = [link for link in self.candidates.by_source.get(index, ()) if link.target not in self._compared]
+            for batch in _batches(links):
+                first, last = batch[0], batch[-1]
+                source = raw[first.source_at : last.source_at + last.num_bytes * last.rule.ratio]
+                digests = digests_of_targets(first.rule, source, [link.num_bytes for link in batch], self._seed)
+                self._offers.update(zip(batch, digests, strict=True))
         finally:
             self.let_go(index)
 

@@ -96,8 +96,8 @@ def _comparison(
         return None
     try:
         return Comparison(table, chunks, candidates, device)
-    except CodecUnavailableError:
-        return None
+    except (CodecUnavailableError, torch.OutOfMemoryError):
+        return None  # its candidates are stored
 
 
 def _rows(table: StateTable, chunk: Chunk, candidates: Candidates, flag: int) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,11 @@ from .locate import MapLocation
 from .places import Places
 from .plan import Chunk
 from .rules import Rule, follow
+from .sources import scatter
 from .table import StateTable
+
+_SMALL_BYTES = 32 << 10
+_BATCH_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,36 @@ class DerivingPlaces(Places):
 
     def finish(self) -> list[torch.Tensor | None]:
         """Make what follows from sources that are loaded too; then as there."""
+        batches: dict[tuple[Rule, torch.device | None], list[tuple[int, _Step]]] = {}
         for source, steps in self._steps.items():
-            if source not in self._passing:
-                for step in steps:
+            if source in self._passing:
+                continue
+            for step in steps:
+                if self._is_small_and_new(source, step):
+                    batches.setdefault((step.rule, self._devices[step.extent]), []).append((source, step))
+                else:
                     self._room_for(step)
                     self._make_step(step, self._made(source), 0)
+        for batch in batches.values():
+            for first in range(0, len(batch), _BATCH_STEPS):
+                self._make_together(batch[first : first + _BATCH_STEPS])
         return super().finish()
+
+    def _is_small_and_new(self, source: int, step: _Step) -> bool:
+        """Whether a step makes all of a small extent that has no memory yet, on the device of its source."""
+        num_bytes, devices = self._table.extent_bytes[step.extent], self._devices
+        is_alone = step.end - step.start == num_bytes <= _SMALL_BYTES and self._memory[step.extent] is None
+        return is_alone and devices[source] == devices[step.extent]
+
+    def _make_together(self, batch: Sequence[tuple[int, _Step]]) -> None:
+        """Make small extents in a few calls for all of them."""
+        rule = batch[0][1].rule
+        sources = torch.cat([self._made(source) for source, _ in batch])
+        made = torch.empty(sources.numel() // rule.ratio, dtype=torch.uint8, device=sources.device)
+        follow(rule, sources, made)
+        pieces = scatter(made, [step.end - step.start for _, step in batch])
+        for (_, step), piece in zip(batch, pieces, strict=True):
+            self._memory[step.extent] = piece
 
     def _room_for(self, step: _Step) -> None:
         device = self._devices[step.extent]

@@ -6,7 +6,7 @@ new, and again when a guess has failed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,6 +81,7 @@ def find_pairs(table: StateTable, option: DeriveOption = True) -> dict[int, Pair
 class _Finder:
     def __init__(self, table: StateTable) -> None:
         self._table = table
+        self._sampled: dict[int, bytes] = {}
         self._first: dict[int, int] = {}
         for tensor, extent in enumerate(table.tensor_extent):
             self._first.setdefault(extent, tensor)
@@ -109,26 +110,33 @@ class _Finder:
     def search(self) -> dict[int, Pair]:
         """Look at a few values of all extents that may be of a pair."""
         pairs: dict[int, Pair] = {}
-        for group in self._groups(self._rounding_key):
+        plain = [extent for extent in range(len(self._table.extent_bytes)) if self._is_plain(extent)]
+        for group in _groups(plain, self._rounding_key):
             pairs |= self._roundings(group)
-        for group in self._groups(self._same_key):
+        for group in _groups(plain, self._same_key):
             pairs |= self._copies([extent for extent in group if extent not in pairs], pairs)
         return pairs
 
-    def _groups(self, key_of: object) -> list[list[int]]:
-        groups: dict[object, list[int]] = {}
-        table = self._table
-        for extent, num_bytes in enumerate(table.extent_bytes):
-            if num_bytes >= _MIN_BYTES and table.extent_packings[extent] is None:
-                groups.setdefault(key_of(extent), []).append(extent)  # type: ignore[operator]
-        return [group for group in groups.values() if len(group) > 1]
+    def _is_plain(self, extent: int) -> bool:
+        """Whether an extent, not too short, is just the elements of its first tensor, each one word, in some order."""
+        table, first = self._table, self._first[extent]
+        if table.extent_bytes[extent] < _MIN_BYTES:
+            return False
+        tensor = table.tensors[first]
+        return (
+            table.extent_packings[extent] is None
+            and table.tensor_offset[first] == 0
+            and tensor.nbytes == table.extent_bytes[extent]
+            and tensor.itemsize == table.extent_words[extent].itemsize
+            and not (tensor.dtype.is_complex or tensor.is_neg())
+        )
 
-    def _rounding_key(self, extent: int) -> object:
+    def _rounding_key(self, extent: int) -> Hashable:
         table, word = self._table, self._table.extent_words[extent]
         numel = table.extent_bytes[extent] // word.itemsize
         return (table.extent_devices[extent], numel) if word is WordType.F32 or word in _ROUNDINGS else extent
 
-    def _same_key(self, extent: int) -> object:
+    def _same_key(self, extent: int) -> Hashable:
         table = self._table
         return (table.extent_devices[extent], table.extent_words[extent], table.extent_bytes[extent])
 
@@ -150,7 +158,7 @@ class _Finder:
             targets = [extent for extent in group if words[extent] is word]
             if not targets or not sources:
                 continue
-            rounded = self._samples(sources, rule)
+            rounded = _rounded(self._samples(sources), rule)
             by_sample: dict[bytes, list[int]] = {}
             for source, sample in zip(sources, rounded, strict=True):
                 by_sample.setdefault(sample, []).append(source)
@@ -173,25 +181,24 @@ class _Finder:
             found |= {extent: Pair(SAME, first) for extent in alike if extent != first and extent not in needed}
         return found
 
-    def _samples(self, extents: Sequence[int], rule: Rule = SAME) -> list[bytes]:
+    def _samples(self, extents: Sequence[int]) -> list[bytes]:
         """Return some values, evenly spread, of extents of one device, word type and length."""
+        missing = [extent for extent in extents if extent not in self._sampled]
+        if missing:
+            self._sampled.update(zip(missing, self._sample(missing), strict=True))
+        return [self._sampled[extent] for extent in extents]
+
+    def _sample(self, extents: Sequence[int]) -> list[bytes]:
         table = self._table
-        itemsize = table.extent_words[extents[0]].itemsize
-        numel = table.extent_bytes[extents[0]] // itemsize
+        numel = table.extent_bytes[extents[0]] // table.extent_words[extents[0]].itemsize
         step = max(1, numel // _NUM_SAMPLES)
-        rows = []
+        count = min(_NUM_SAMPLES, -(-numel // step))
         with torch.no_grad():
-            for extent in extents:
-                whole = table.sources[extent].as_bytes()
-                if whole is None:
-                    raise ConfigError("a tensor has gaps now that had none when the state was described")
-                rows.append(whole.view(_CARRIERS[itemsize])[::step][:_NUM_SAMPLES])
-            values = torch.cat(rows).cpu().view(torch.uint8)
-            made = torch.empty(values.numel() // rule.ratio, dtype=torch.uint8)
-            follow(rule, values, made)
-        octets = made.numpy().tobytes()
-        size = len(octets) // len(extents)
-        return [octets[i * size : (i + 1) * size] for i in range(len(extents))]
+            # Whatever its strides, the tensor's elements fill its memory; so this takes them in the order of that.
+            tensors = [table.tensors[self._first[extent]] for extent in extents]
+            rows = [tensor.as_strided((count,), (step,), tensor.storage_offset()) for tensor in tensors]
+            values = torch.stack([row.view(_CARRIERS[row.itemsize]) for row in rows])
+            return _parted(values.cpu().view(torch.uint8).view(-1), len(extents))
 
     def _nearest(self, target: int, sources: Sequence[int]) -> int:
         """Choose, of sources that look alike, the one whose path has most in common with the target's end."""
@@ -199,6 +206,27 @@ class _Finder:
             return sources[0]
         name = _steps(self._table.fqn(self._first[target]))
         return max(sources, key=lambda source: _common_end(name, _steps(self._table.fqn(self._first[source]))))
+
+
+def _groups(extents: Sequence[int], key_of: Callable[[int], Hashable]) -> list[list[int]]:
+    """Group extents by a key; those that are alone are left out."""
+    groups: dict[Hashable, list[int]] = {}
+    for extent in extents:
+        groups.setdefault(key_of(extent), []).append(extent)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _rounded(samples: Sequence[bytes], rule: Rule) -> list[bytes]:
+    """Return what a rule makes of samples, which are equally long."""
+    source = torch.frombuffer(bytearray(b"".join(samples)), dtype=torch.uint8)
+    made = torch.empty(source.numel() // rule.ratio, dtype=torch.uint8)
+    follow(rule, source, made)
+    return _parted(made, len(samples))
+
+
+def _parted(octets: torch.Tensor, count: int) -> list[bytes]:
+    text, size = octets.numpy().tobytes(), octets.numel() // count
+    return [text[i * size : (i + 1) * size] for i in range(count)]
 
 
 def _steps(path: str) -> list[str]:

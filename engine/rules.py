@@ -5,7 +5,8 @@ The rules are part of the format (storage/FORMAT.md); never change what one of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,26 @@ def follow(rule: Rule, source: torch.Tensor, out: torch.Tensor) -> None:
     make = _MAKERS[rule.name]
     for here, there in _tiles(rule, source, out):
         there.view(torch.int16).copy_(make(here))
+
+
+def digests_of_targets(rule: Rule, source: torch.Tensor, sizes: Sequence[int], seed: int) -> list[bytes | None]:
+    """Hash what the rule makes of a source, in consecutive targets. Blocks.
+
+    Args:
+        rule: The rule.
+        source: As for `digest_of_target`: of one target, or of several that are not long.
+        sizes: Bytes of each target.
+        seed: Of the hash.
+    """
+    ends = list(itertools.accumulate(sizes))
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    if len(sizes) == 1 or rule is F16_OF_F32:
+        parts = [source[start * rule.ratio : end * rule.ratio] for start, end in zip(starts, ends, strict=True)]
+        return [digest_of_target(rule, part, seed) for part in parts]
+    made = torch.empty(ends[-1], dtype=torch.uint8)
+    follow(rule, source, made)
+    view = made.numpy().data
+    return [xxhash.xxh3_128_digest(view[start:end], seed) for start, end in zip(starts, ends, strict=True)]
 
 
 def digest_of_target(rule: Rule, source: torch.Tensor, seed: int) -> bytes | None:
