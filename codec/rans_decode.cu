@@ -2,8 +2,9 @@
 //
 // The host has checked preamble, tables and directory, and gives what it found in arrays; of the body itself only raw
 // areas and streams are read here. Whatever bytes they hold, no access leaves a segment's own area, its padded stream
-// and its place in the output: words are taken from a ring in shared memory that wraps around, and the tile map is
-// checked. A segment that does not end as RANS.md says is counted in *failures.
+// and its place in the output: words are taken from shared memory, which has room below them for a tile that takes too
+// many; the tile map is checked, and before a tile's raw fields are read (flag E) that there are as many. A segment that
+// does not end as RANS.md says is counted in *failures.
 
 constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;   // frames with other sums are decoded by the CPU
 constexpr u32 kNoTable = 128;                         // behind all numbers of tables
@@ -58,10 +59,11 @@ __device__ void make_slots(const u16* frequencies, Room& room) {
 }
 
 struct Job {
-  const u8* area;      // less the 64 bytes that the stream carries
+  const u8* area;      // less the 64 bytes that the stream carries, if it does
   const u8* stream;    // behind the tile map
   u8* out;
   u32 bytes, num_coded, stream_bytes, sign, map;
+  u32 num_fields;      // with the flag E, else 0
   bool mapped, plain;
 };
 
@@ -322,6 +324,76 @@ template <class C> __device__ void decode_plain(const Job& job) {
   }
 }
 
+// Segments with the flag E. What a lane has of a tile, once its raw fields are being loaded.
+template <class C> struct Sparse {
+  typename C::Value field[C::kUnits];
+  u32 symbols[(C::kUnits + 3) / 4], t;   // four symbols a word; the tile
+  u32 full;                              // bit i: unit i has a field
+};
+
+template <class C> __device__ __forceinline__ void store_sparse(const Job& job, const Sparse<C>& tile) {
+  u32 words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i) {
+    const typename C::Value joined = join<C>(tile.symbols[i / 4] >> (8 * (i % 4)) & 255, tile.field[i], 0);
+    const typename C::Value v = tile.full >> i & 1 ? joined : 0;
+    if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
+    if constexpr (C::kUnitBytes == 4) words[i] = v;
+    if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
+  }
+  store_vector(job.out + tile.t * kTileBytes + lane_of_thread() * kLaneBytes, existing_of_tile(job, tile.t),
+               make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+// Loads the fields of a tile; this lane's first one is number `first` of the segment.
+template <class C>
+__device__ __forceinline__ void load_sparse(const Job& job, u32 first, Sparse<C>& tile) {
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (tile.full >> i & 1) tile.field[i] = load_field<C>(job.area, job.num_fields, first++);
+}
+
+template <class C>
+__device__ bool decode_sparse(const Job& job, Room& room) {
+  constexpr u32 k = C::kUnits;
+  const u32 lane = lane_of_thread(), not_below = ~lanes_below(), c = job.num_coded;
+  u32 x = kLowestState, left = job.num_fields, t = (job.bytes + kTileBytes - 1) / kTileBytes;
+  Words<2 * kLanes * k> words = {};
+  if (!job.plain) {
+    x = reinterpret_cast<const u32*>(job.stream)[lane];
+    words.start(job.stream + kStateBytes, job.stream_bytes - kStateBytes, room);
+  }
+  Sparse<C> before = {};   // the tile decoded before, while its fields come
+#pragma unroll 1
+  for (u32 j = c; j-- > 0;) {
+    Sparse<C> tile = {};
+    tile.t = t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
+    const u32 units = existing_of_tile(job, t) / C::kUnitBytes;
+    if (job.plain) {
+      const u8* mine = job.stream + (j * kLanes + lane) * k;
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) tile.symbols[i / 4] |= (u32)mine[i] << (8 * (i % 4));
+    } else {
+      if (!words.require(room)) return false;
+#pragma unroll
+      for (u32 i = k; i-- > 0;)
+        tile.symbols[i / 4] |= (get(x, i < units, words.end, room, not_below) >> 12 & 255) << (8 * (i % 4));
+    }
+#pragma unroll
+    for (u32 i = 0; i < k; ++i)
+      tile.full |= (i < units && (tile.symbols[i / 4] >> (8 * (i % 4)) & 255) != kEmptySymbol ? 1u : 0u) << i;
+    u32 total;
+    const u32 first = sum_before_lane(__popc(tile.full), total);
+    if (total > left) return false;   // so no field is read that there is not
+    left -= total;
+    load_sparse<C>(job, left + first, tile);
+    if (j + 1 < c) store_sparse<C>(job, before);
+    before = tile;
+  }
+  store_sparse<C>(job, before);
+  return left == 0 && (job.plain || (words.are_all_taken() && __all_sync(kAll, x == kLowestState)));
+}
+
 template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
   if (job.mapped) fill_tiles(job, job.map, make_uint2(0, 0));
   if (!job.plain) return decode_stream<C>(job, room);
@@ -330,6 +402,13 @@ template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
 }
 
 template <u32 kUnitBytes> __device__ bool decode_by_flags(const Job& job, u32 flags, Room& room) {
+  if constexpr (kUnitBytes >= 2)
+    if (job.num_fields != 0) {
+      if (job.mapped) fill_tiles(job, job.map, make_uint2(0, 0));
+      if constexpr (kUnitBytes == 4)
+        if (flags == 4) return decode_sparse<Cut<4, 4>>(job, room);
+      return decode_sparse<Cut<kUnitBytes, 0>>(job, room);
+    }
   if constexpr (kUnitBytes >= 2)
     if (flags == 1) return decode_segment<Cut<kUnitBytes, 1>>(job, room);
   if constexpr (kUnitBytes >= 4) {
@@ -372,7 +451,8 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
     const u32 low = (u32)entry, kind = low >> 20 & 3;
     job.out = out + start;
     job.bytes = (u32)smaller((u64)segment_tiles * kTileBytes, raw_bytes - start);
-    job.area = body + raw_offsets[s] - kCarriedBytes;
+    job.num_fields = (u32)(entry >> 43) & 0x1FFFF;
+    job.area = body + raw_offsets[s] - (job.num_fields ? 0 : kCarriedBytes);
     job.stream = body + stream_offsets[s];
     job.stream_bytes = low & 0xFFFFF;
     job.num_coded = (u32)(entry >> 34) & 511;
@@ -406,7 +486,7 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
 }
 
 #define DEFINE_DECODER(SIZE)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 8 ? 3 : 4) decode_segments_##SIZE(                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 8 ? 3 : 4) decode_segments_##SIZE(                 \
       const u8* body, u8* out, u64 raw_bytes, u32 segment_tiles, u32 num_segments, const u64* entries,              \
       const u64* raw_offsets, const u64* stream_offsets, const u16* frequencies, u64* failures) {                   \
     decode_segments<SIZE>(body, out, raw_bytes, segment_tiles, num_segments, entries, raw_offsets, stream_offsets,  \

@@ -17,7 +17,8 @@ struct Segment {
   const u8* raw;
   u32 bytes, num_coded, map;   // lane w < 8 holds word w of the map
   bool mapped;
-  u8* area;                    // less the 64 bytes that the stream carries
+  u32 num_fields;              // with the flag E, else 0
+  u8* area;                    // less the 64 bytes that the stream carries, if it does
 };
 
 template <class C> __device__ __forceinline__ uint4 load_lane(const Segment& segment, u32 t) {
@@ -236,11 +237,95 @@ template <class C> __device__ void write_plain(const Segment& segment, u8* strea
   }
 }
 
-// Returns the directory entry.
+// Segments with the flag E: a unit of 0 has the symbol kEmptySymbol and no raw field, and the stream carries nothing.
+
+template <class C> __device__ __forceinline__ u32 sparse_symbol_of(typename C::Value v) {
+  return v == 0 ? kEmptySymbol : symbol_of<C>(v);
+}
+
+// Stores the raw fields of a tile, of which this lane has `units` units, behind the first `stored`; returns how many there
+// are then.
 template <class C>
+__device__ __forceinline__ u32 store_sparse_fields(const typename C::Value (&value)[C::kUnits], const Segment& segment,
+                                                   u32 units, u32 stored) {
+  u32 mine = 0, total;
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i) mine += i < units && value[i] != 0;
+  u32 index = stored + sum_before_lane(mine, total);
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (i < units && value[i] != 0) store_field<C>(field_of<C>(value[i]), segment.area, segment.num_fields, index++);
+  return stored + total;
+}
+
+// Writes what stands between the planes: zero bytes up to multiples of 16.
+template <class C, u32 kLeft = C::kBits>
+__device__ __forceinline__ void pad_sparse_planes(u8* plane, u32 num_fields) {
+  if constexpr (kLeft != 0) {
+    constexpr u32 kWidth = widest(kLeft);
+    const u32 bytes = num_fields * (kWidth / 8), lane = lane_of_thread();
+    if (lane < sparse_plane_bytes(kWidth, num_fields) - bytes) plane[bytes + lane] = 0;
+    pad_sparse_planes<C, kLeft - kWidth>(plane + sparse_plane_bytes(kWidth, num_fields), num_fields);
+  }
+}
+
+// Does what code_stream does.
+template <class C>
+__device__ u32 code_sparse_stream(const Segment& segment, Room& room, u32 is_wide, u8* stream, u32 plain_bytes) {
+  constexpr u32 k = C::kUnits;
+  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(room.entries[0]), c = segment.num_coded;
+  Words<2 * kLanes * k> words(stream + kStateBytes);
+  u32 x = kLowestState, lacks = 0, stored = 0, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  bool fits = true;
+  uint4 ahead = load_lane<C>(segment, t);
+#pragma unroll 1
+  for (u32 j = 0; j < c; ++j) {
+    if (words.has_batch()) {
+      fits = fits && kStateBytes + words.num_bytes() < plain_bytes;
+      words.store_batches(room);
+    }
+    typename C::Value value[k];
+    values_of<C>(ahead, value);
+    const u32 units = existing_units<C>(segment, t);
+    if (j + 1 < c) ahead = load_lane<C>(segment, t = next_tile(segment, j, t));
+    stored = store_sparse_fields<C>(value, segment, units, stored);
+#pragma unroll
+    for (u32 i = 0; i < k; ++i) {
+      const u32 at = sparse_symbol_of<C>(value[i]) << 4 | table_at;
+      const uint4 e = *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(room.entries) + at);
+      if (i < units) lacks |= e.w;
+      if (fits) x = put(x, e, i < units, room, words.end, below);   // the same for all lanes; `lacks` must still be known
+    }
+  }
+  pad_sparse_planes<C>(segment.area, segment.num_fields);
+  if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
+  if (!fits || kStateBytes + words.num_bytes() >= plain_bytes) return kAll - 1;
+  words.store_all(room);
+  reinterpret_cast<u32*>(stream)[lane_of_thread()] = x;
+  return words.num_bytes() / 2;
+}
+
+// Only the symbols: the raw area is there already.
+template <class C> __device__ void write_sparse_plain(const Segment& segment, u8* stream) {
+  u32 t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  for (u32 j = 0; j < segment.num_coded; ++j) {
+    typename C::Value value[C::kUnits];
+    values_of<C>(load_lane<C>(segment, t), value);
+    const u32 units = existing_units<C>(segment, t);
+    u64 symbols = 0;
+#pragma unroll
+    for (u32 i = 0; i < C::kUnits; ++i)
+      if (i < units) symbols |= (u64)sparse_symbol_of<C>(value[i]) << (8 * i);
+    store_bits<8 * C::kUnits>(stream + j * kLanes * C::kUnits, symbols, 0);
+    if (j + 1 < segment.num_coded) t = next_tile(segment, j, t);
+  }
+}
+
+// Returns the directory entry.
+template <class C, bool kSparse = false>
 __device__ u64 code_segment(const Segment& segment, Room& room, u32 table, u8* slot, u32 info) {
   const u32 lane = lane_of_thread(), flags = info >> kFlagShift, c = segment.num_coded;
-  const u32 plain_bytes = (C::kBits ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
+  const u32 plain_bytes = (C::kBits && !kSparse ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
   u8* stream = slot;
   if (segment.mapped) {
     if (lane < 8) reinterpret_cast<u32*>(slot)[lane] = segment.map;
@@ -248,14 +333,18 @@ __device__ u64 code_segment(const Segment& segment, Room& room, u32 table, u8* s
   }
   u32 carried = 0, is_wide = 0, num_words;
 #pragma unroll 1   // for one copy of the code
-  while ((num_words = code_stream<C>(segment, room, is_wide, stream, plain_bytes, carried)) == kAll) {
+  for (;;) {
+    if constexpr (kSparse) num_words = code_sparse_stream<C>(segment, room, is_wide, stream, plain_bytes);
+    else num_words = code_stream<C>(segment, room, is_wide, stream, plain_bytes, carried);
+    if (num_words != kAll) break;
     is_wide = 1;   // a wide table has all symbols
     __syncwarp();  // what one lane wrote, another may write again
   }
   __syncwarp();
   u32 kind = kCoded, stream_bytes = kStateBytes + 2 * num_words;
   if (num_words >= kAll - 1) {
-    write_plain<C>(segment, stream, carried);
+    if constexpr (kSparse) write_sparse_plain<C>(segment, stream);
+    else write_plain<C>(segment, stream, carried);
     kind = kPlain, stream_bytes = plain_bytes, table = is_wide = 0;
     __syncwarp();
   }
@@ -264,14 +353,21 @@ __device__ u64 code_segment(const Segment& segment, Room& room, u32 table, u8* s
   const u32 low = stream_bytes | kind << 20 | (flags & kOneSign ? 1u : 0u) << 22 | (info >> kSignShift & 1) << 23 |
                   (flags & kNoHigh ? 1u : 0u) << 24 | (flags & kShort ? 1u : 0u) << 25 |
                   (segment.mapped ? 1u : 0u) << 26 | is_wide << 27 | table << 28;
-  return (u64)(table >> 4 | c << 2) << 32 | low;
+  const u32 high = table >> 4 | c << 2 | segment.num_fields << 11 | (kSparse ? 1u << 28 : 0);
+  return (u64)high << 32 | low;
 }
 
 template <u32 kUnitBytes>
 __device__ u64 code_by_flags(const Segment& segment, Room& room, u32 table, u8* slot, u32 info) {
   const u32 flags = info >> kFlagShift & 7;
-  if constexpr (kUnitBytes >= 2)
+  if constexpr (kUnitBytes >= 2) {
+    if (is_sparse(info)) {
+      if constexpr (kUnitBytes == 4)
+        if (flags == 4) return code_segment<Cut<4, 4>, true>(segment, room, table, slot, info);
+      return code_segment<Cut<kUnitBytes, 0>, true>(segment, room, table, slot, info);
+    }
     if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, room, table, slot, info);
+  }
   if constexpr (kUnitBytes >= 4) {
     if (flags == 4) return code_segment<Cut<kUnitBytes, 4>>(segment, room, table, slot, info);
     if (flags == 5) return code_segment<Cut<kUnitBytes, 5>>(segment, room, table, slot, info);
@@ -313,10 +409,11 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
     Segment segment;
     segment.raw = chunk.raw + chunk.start_of(s);
     segment.bytes = chunk.bytes_of(s);
-    segment.num_coded = info >> kTilesShift;
+    segment.num_coded = coded_tiles(info);
+    segment.num_fields = is_sparse(info) ? info >> kFieldsShift : 0;
     segment.map = lane < 8 ? maps[8 * s + lane] : 0;
     segment.mapped = info >> kMappedShift & 1;
-    segment.area = body + start + raw_offsets[s] - kCarriedBytes;
+    segment.area = body + start + raw_offsets[s] - (is_sparse(info) ? 0 : kCarriedBytes);
     u8* slot = slots + (u64)s * slot_bytes;
     if (kind == kConstant) {
       if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
@@ -372,8 +469,8 @@ __device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 nu
 // behind raw_bytes, rounded up to 16; report[kBodyBytes] becomes 0 where the body is not shorter than the chunk.
 extern "C" __global__ void __launch_bounds__(kThreads)
 gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,
-               u32 blocks_per_table, u32 word_type, const u8* packed, const u32* packed_bytes, u32 num_tables, const u64* directory, const u32* stream_bytes,
-               const u32* block_streams, const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
+               u32 blocks_per_table, u32 word_type, const u8* packed, const u32* packed_bytes, u32 num_tables,
+               const u64* directory, const u32* stream_bytes, const u32* block_streams, const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
   __shared__ u32 room[kWarps], sizes[kWarps];
   __shared__ u64 wide_room[kWarps];
   __shared__ u32 table_at;

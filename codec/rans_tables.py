@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CorruptionError
+from .rans_units import EMPTY_SYMBOL
 
 NUM_SYMBOLS = 256
 MAP_BYTES = NUM_SYMBOLS // 8
@@ -53,7 +54,7 @@ def quantise(counts: NDArray[np.int64], spread: int, sampled: bool, log2_sum: in
         counts[0] = 1
     present = counts > 0
     if sampled and spread:
-        for symbol in np.flatnonzero(counts):
+        for symbol in np.flatnonzero(counts[:EMPTY_SYMBOL]):
             present[max(0, int(symbol) - 8 * spread) : int(symbol) + 2 * spread + 1] = True
     num_counted = int(counts.sum())
     frequencies = np.where(present, np.maximum(1, (counts * total_sum + num_counted // 2) // num_counted), 0)
