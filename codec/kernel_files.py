@@ -30,12 +30,12 @@ PARAMETERS = {
     "copy": {"copy_pieces": "QQI"},
     "compare": {"compare_pieces": "QIQ"},
     "rans_look": {
-        **{f"look_at_segments_{size}": "QQIIIIQQQ" for size in (1, 2, 4, 8)},
-        "make_rans_tables": "QIIIQQQQIIQ",
+        **{f"look_at_segments_{size}": "QQIIIIQQQQQ" for size in (1, 2, 4, 8)},
+        "make_rans_tables": "QIIIIQQQQQ",
     },
     "rans_encode": {
-        **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQ" for size in (1, 2, 4, 8)},
-        "gather_streams": "QQQIIIQQIQQQQI",
+        **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQQ" for size in (1, 2, 4, 8)},
+        "gather_streams": "QQQIIIIIQQIQQQQQI",
     },
     "rans_decode": {f"decode_segments_{size}": "QQQIIQQQQQ" for size in (1, 2, 4, 8)},
 }

@@ -8,8 +8,12 @@
 constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;
 constexpr u32 kPackedTableBytes = 32 + 2 * kSymbols;
 
-// An info: kind (coded also where it may become plain), flags, sign, whether there is a tile map, coded tiles.
-constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kTilesShift = 8;
+// An info: kind (coded also where it may become plain), flags, sign, whether there is a tile map, flag E, coded tiles and,
+// with E, raw fields. Of these there are fewer than 2^15, because the writer's segments have 64 tiles at most.
+constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kSparseShift = 7, kTilesShift = 8, kFieldsShift = 17;
+
+__device__ __forceinline__ bool is_sparse(u32 info) { return info >> kSparseShift & 1; }
+__device__ __forceinline__ u32 coded_tiles(u32 info) { return info >> kTilesShift & 511; }
 
 // How a chunk is cut, and which segment a warp has: thread blocks are dealt out table by table.
 struct Chunk {
@@ -59,4 +63,13 @@ template <class Number> __device__ Number sum_before(Number mine, Number* room, 
     total += room[w];
   }
   return sum - mine;
+}
+
+// The sum of numbers[count], by a block of kThreads.
+__device__ __forceinline__ u64 sum_of_block(const u32* numbers, u32 count, u64* room) {
+  u64 mine = 0, total;
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < count; i += kThreads) mine += numbers[i];
+  sum_before(mine, room, total);
+  return total;
 }

@@ -2,47 +2,68 @@
 //
 // The host has checked preamble, tables and directory, and gives what it found in arrays; of the body itself only raw
 // areas and streams are read here. Whatever bytes they hold, no access leaves a segment's own area, its padded stream
-// and its place in the output: words are taken from a ring in shared memory that wraps around, and the tile map is
-// checked. A segment that does not end as RANS.md says is counted in *failures.
+// and its place in the output: words are taken from shared memory, which has room below them for a tile that takes too
+// many; the tile map is checked, and before a tile's raw fields are read (flag E) that there are as many. A segment that
+// does not end as RANS.md says is counted in *failures.
 
 constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;   // frames with other sums are decoded by the CPU
 constexpr u32 kNoTable = 128;                         // behind all numbers of tables
-constexpr u32 kChunkBytes = 512, kRingBytes = 4 * kChunkBytes;
+constexpr u32 kBatchBytes = kLanes * kLaneBytes;   // of a stream, loaded together
+constexpr u32 kRowBytes = 3 * kBatchBytes;           // of a warp: a batch beside what a tile may take, 1024 bytes
+constexpr u32 kSlotsOfThread = kSum / kThreads;
 
 // What a thread block keeps in shared memory. A slot: bits 0 … slot - start, 12 … symbol, 20 … frequency - 1.
 struct Room {
-  uint4 rings[kWarps][kRingBytes / sizeof(uint4)];
-  u32 slots[kSum];
+  uint4 below[2 * kBatchBytes / sizeof(uint4)];   // so far a damaged stream may make a warp read below its row
+  uint4 rows[kWarps][kRowBytes / sizeof(uint4)];
+  uint4 slots[kSum / 4];
+  u32 ends[kSymbols];   // of the symbols that there are: bits 0 … start + frequency, 16 … symbol
   u32 sums[kWarps], wanted;
 };
 
-// Of frequencies that sum to kSum.
-__device__ void make_slots(const u16* frequencies, u32* slots, u32* room) {
+// Fills room.slots, of frequencies that sum to kSum.
+__device__ void make_slots(const u16* frequencies, Room& room) {
   const u32 lane = lane_of_thread(), warp = threadIdx.x / kLanes, mine = frequencies[threadIdx.x];
-  u32 sum = mine;
+  u32 sum = mine | (mine != 0 ? 1u << 16 : 0);   // and how many symbols there are
 #pragma unroll
   for (u32 distance = 1; distance < kLanes; distance *= 2) {
     const u32 below = __shfl_up_sync(kAll, sum, distance);
     if (lane >= distance) sum += below;
   }
-  if (lane == kLanes - 1) room[warp] = sum;
+  if (lane == kLanes - 1) room.sums[warp] = sum;
   __syncthreads();
-  for (u32 w = 0; w < warp; ++w) sum += room[w];
-  u32 present = __ballot_sync(kAll, mine != 0);
-  while (present) {
-    const u32 from = __ffs(present) - 1, count = __shfl_sync(kAll, mine, from), end = __shfl_sync(kAll, sum, from);
-    for (u32 i = lane; i < count; i += kLanes)
-      slots[(end - count + i) % kSum] = i | (warp * kLanes + from) << 12 | (count - 1) << 20;
-    present &= present - 1;
+  for (u32 w = 0; w < warp; ++w) sum += room.sums[w];
+  if (mine != 0) room.ends[(sum >> 16) - 1] = (sum & 0xFFFF) | threadIdx.x << 16;
+  u32 count = 0;
+  for (u32 w = 0; w < kWarps; ++w) count += room.sums[w] >> 16;
+  __syncthreads();
+  const u32 first = kSlotsOfThread * threadIdx.x;
+  u32 at = 0;   // of the first symbol that ends behind `first`
+  for (u32 step = kSymbols / 2; step > 0; step /= 2)
+    if (at + step <= count && (room.ends[at + step - 1] & 0xFFFF) <= first) at += step;
+  u32 start = at ? room.ends[at - 1] & 0xFFFF : 0, symbol = room.ends[at];
+#pragma unroll 1
+  for (u32 base = first; base < first + kSlotsOfThread; base += 4) {
+    u32 slots[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      if (base + i >= (symbol & 0xFFFF)) {
+        start = symbol & 0xFFFF;
+        symbol = room.ends[++at];
+      }
+      slots[i] = (base + i - start) | symbol >> 16 << 12 | ((symbol & 0xFFFF) - start - 1) << 20;
+    }
+    room.slots[base / 4] = make_uint4(slots[0], slots[1], slots[2], slots[3]);
   }
   __syncthreads();
 }
 
 struct Job {
-  const u8* area;      // less the 64 bytes that the stream carries
+  const u8* area;      // less the 64 bytes that the stream carries, if it does
   const u8* stream;    // behind the tile map
   u8* out;
   u32 bytes, num_coded, stream_bytes, sign, map;
+  u32 num_fields;      // with the flag E, else 0
   bool mapped, plain;
 };
 
@@ -82,15 +103,31 @@ template <class C> struct Planes {
   u64 bits[kCount];
 };
 
-// Of tile 0 the first 64 bytes are not in the area, and what lies in front of it is read instead: at least the preamble,
-// a table and a directory entry, more than 64 bytes. `set_carried` replaces it.
-template <class C, u32 kLeft, u32 kLowest, u32 kPlane>
-__device__ __forceinline__ void load_planes(Planes<C>& planes, const u8* plane, u32 num_coded, u32 j) {
+// Where a lane's part of tile 0 lies: in each plane and in the chunk. Of that tile the first 64 bytes are not in the area,
+// and what lies in front of it is read instead: at least the preamble, a table and a directory entry, more than 64 bytes.
+// `set_carried` replaces it.
+template <class C> struct Places {
+  const u8* plane[Planes<C>::kCount];
+  u8* out;
+
+  __device__ explicit Places(const Job& job) : out(job.out + lane_of_thread() * kLaneBytes) {
+    find_planes<C::kBits, 0>(job.area, job.num_coded);
+  }
+  template <u32 kLeft, u32 kPlane> __device__ __forceinline__ void find_planes(const u8* at, u32 num_coded) {
+    if constexpr (kLeft != 0) {
+      constexpr u32 kWidth = widest(kLeft);
+      plane[kPlane] = at + lane_of_thread() * (kWidth * C::kUnits) / 8;
+      find_planes<kLeft - kWidth, kPlane + 1>(at + plane_bytes<C::kUnits>(kWidth, num_coded), num_coded);
+    }
+  }
+};
+
+template <class C, u32 kLeft = C::kBits, u32 kPlane = 0>
+__device__ __forceinline__ void load_planes(Planes<C>& planes, const Places<C>& places, u32 j) {
   if constexpr (kLeft != 0) {
     constexpr u32 kWidth = widest(kLeft);
-    planes.bits[kPlane] = load_bits<kWidth * C::kUnits>(plane + j * (4 * C::kUnits * kWidth));
-    load_planes<C, kLeft - kWidth, kLowest + kWidth, kPlane + 1>(planes, plane + plane_bytes<C::kUnits>(kWidth, num_coded),
-                                                                 num_coded, j);
+    planes.bits[kPlane] = load_bits<kWidth * C::kUnits>(places.plane[kPlane] + (u64)j * (4 * C::kUnits * kWidth));
+    load_planes<C, kLeft - kWidth, kPlane + 1>(planes, places, j);
   }
 }
 
@@ -118,10 +155,15 @@ __device__ __forceinline__ u32 join_pair(u32 first, u32 second, u32 doubled) {
   return ((exponents ^ doubled) & kExponents) ^ doubled;
 }
 
-// Puts a tile together from slots, of which only the symbol counts, and raw fields.
+// An F32, likewise, of which the upper 8 bits of the raw field come twice.
+__device__ __forceinline__ u32 join_one(u32 slot, u32 doubled) {
+  constexpr u32 kExponent = 0x7F800000;
+  return ((slot << 11 ^ doubled) & kExponent) ^ doubled;
+}
+
+// Puts what a lane has of a tile together from slots, of which only the symbol counts, and raw fields.
 template <class C>
-__device__ __forceinline__ void store_tile(const Job& job, u32 t, bool whole, const u32 (&slot)[C::kUnits],
-                                           const Planes<C>& planes) {
+__device__ __forceinline__ uint4 join_tile(const u32 (&slot)[C::kUnits], const Planes<C>& planes, u32 sign) {
   u32 words[4] = {0, 0, 0, 0};
   if constexpr (C::kUnitBytes == 2 && C::kBits == 8) {
     const u32 low = (u32)planes.bits[0], high = (u32)(planes.bits[0] >> 32);
@@ -129,6 +171,12 @@ __device__ __forceinline__ void store_tile(const Job& job, u32 t, bool whole, co
     words[1] = join_pair(slot[2], slot[3], __byte_perm(low, 0, 0x3322));
     words[2] = join_pair(slot[4], slot[5], __byte_perm(high, 0, 0x1100));
     words[3] = join_pair(slot[6], slot[7], __byte_perm(high, 0, 0x3322));
+  } else if constexpr (C::kUnitBytes == 4 && C::kBits == 24) {
+    const u32 low = (u32)planes.bits[0], high = (u32)(planes.bits[0] >> 32), upper = (u32)planes.bits[1];
+    words[0] = join_one(slot[0], __byte_perm(low, upper, 0x4410));
+    words[1] = join_one(slot[1], __byte_perm(low, upper, 0x5532));
+    words[2] = join_one(slot[2], __byte_perm(high, upper, 0x6610));
+    words[3] = join_one(slot[3], __byte_perm(high, upper, 0x7732));
   } else {
     typename C::Value field[C::kUnits] = {};
     unpack_planes<C, C::kBits, 0, 0>(planes, field);
@@ -138,68 +186,81 @@ __device__ __forceinline__ void store_tile(const Job& job, u32 t, bool whole, co
       if constexpr (C::kUnitBytes == 1) {
         words[i / 4] |= symbol << (8 * (i % 4));
       } else {
-        const typename C::Value v = join<C>(symbol, field[i], job.sign);
+        const typename C::Value v = join<C>(symbol, field[i], sign);
         if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
         if constexpr (C::kUnitBytes == 4) words[i] = v;
         if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
       }
     }
   }
-  const u32 at = t * kTileBytes + lane_of_thread() * kLaneBytes;
-  const uint4 q = make_uint4(words[0], words[1], words[2], words[3]);
-  if (whole)
-    *reinterpret_cast<uint4*>(job.out + at) = q;
-  else
-    store_vector(job.out + at, existing(at, job.bytes), q);
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// The words of a stream, taken from its end: 2 * left bytes are not yet taken. Of those, the chunks from `loaded` on are
-// in the warp's ring, and `ahead` holds the chunk below.
+// How many bytes of tile t this lane has.
+__device__ __forceinline__ u32 existing_of_tile(const Job& job, u32 t) {
+  return existing(t * kTileBytes + lane_of_thread() * kLaneBytes, job.bytes);
+}
+
+// The words of a stream, taken from its end. Those that come next lie in the warp's row of the room, the last at its
+// end; `ahead` holds the batch below them, if `batches` says that there is one. A tile takes kMost bytes at most.
+template <u32 kMost>
 struct Words {
+  static constexpr u32 kKept = (kMost + kBatchBytes - 1) / kBatchBytes;
   const u8* words;
-  u32 bytes;         // of the words, padding included
-  int left_bytes, loaded;
+  u32 bytes, batches;    // of the words, padding included; not yet in the row
+  u32 row, end;          // where the warp's row starts and what is left in it ends, in bytes of the room
   uint4 ahead;
 
-  __device__ __forceinline__ void fetch() {
-    const u32 at = (u32)(loaded - 1) * kChunkBytes + lane_of_thread() * kLaneBytes;
-    if (loaded > 0 && at < bytes) ahead = *reinterpret_cast<const uint4*>(words + at);
-  }
-  __device__ __forceinline__ void start(const u8* from, u32 num_bytes) {
+  __device__ __forceinline__ void start(const u8* from, u32 num_bytes, Room& room) {
     words = from;
     bytes = round_up_16(num_bytes);
-    left_bytes = (int)num_bytes;
-    loaded = (int)((num_bytes + kChunkBytes - 1) / kChunkBytes);
+    batches = (num_bytes + kBatchBytes - 1) / kBatchBytes;
+    row = (u32)sizeof(room.below) + threadIdx.x / kLanes * kRowBytes;
+    end = row - (batches * kBatchBytes - num_bytes);   // a batch that is not full counts as full, so far
     ahead = make_uint4(0, 0, 0, 0);
     fetch();
+    fill(room);
   }
-  __device__ __forceinline__ bool lacks(int most_bytes) const {
-    return loaded * (int)kChunkBytes > smaller_of(left_bytes - most_bytes);
+  __device__ __forceinline__ void fetch() {
+    const u32 at = (batches - 1) * kBatchBytes + lane_of_thread() * kLaneBytes;
+    if (batches > 0 && at < bytes) ahead = *reinterpret_cast<const uint4*>(words + at);
   }
-  __device__ static __forceinline__ int smaller_of(int n) { return n > 0 ? n : 0; }
-
-  // Puts the next `most_bytes` into the ring, which holds two chunks more than that.
-  __device__ __forceinline__ void require(uint4* ring, int most_bytes) {
-    if (!lacks(most_bytes)) return;
-    __syncwarp();   // all have read what is overwritten
-    do {
-      --loaded;
-      ring[(u32)loaded % 4 * kLanes + lane_of_thread()] = ahead;
+  // Moves what is left up and puts batches below it, until there is enough for a tile.
+  __device__ void fill(Room& room) {
+    uint4* vectors = room.rows[threadIdx.x / kLanes] + lane_of_thread();
+#pragma unroll 1
+    while (batches > 0 && end < row + kMost) {
+      uint4 kept[kKept];
+      __syncwarp();   // all have read what they take
+#pragma unroll
+      for (u32 i = 0; i < kKept; ++i) kept[i] = vectors[i * kLanes];
+#pragma unroll
+      for (u32 i = 0; i < kKept; ++i) vectors[(i + 1) * kLanes] = kept[i];
+      vectors[0] = ahead;
+      __syncwarp();
+      end += kBatchBytes;
+      --batches;
       fetch();
-    } while (lacks(most_bytes));
-    __syncwarp();
+    }
   }
+  // Makes sure of the next tile's words. False where the last tile took some that were not there.
+  __device__ __forceinline__ bool require(Room& room) {
+    if (end >= row + kMost) return true;
+    if (end < row) return false;
+    fill(room);
+    return true;
+  }
+  __device__ __forceinline__ bool are_all_taken() const { return batches == 0 && end == row; }
 };
 
-// Decodes one symbol of a lane; returns its slot. `ring_at` is where the warp's ring starts in `room`.
-__device__ __forceinline__ u32 get(u32& x, bool active, Words& words, const Room& room, u32 ring_at, u32 below) {
-  const u32 slot = room.slots[x % kSum];
+// Decodes one symbol of a lane; returns its slot. `end`: see Words.
+__device__ __forceinline__ u32 get(u32& x, bool active, u32& end, const Room& room, u32 not_below) {
+  const u32 slot = reinterpret_cast<const u32*>(room.slots)[x % kSum];
   const u32 next = (slot >> 20) * (x >> kLog2Sum) + ((x >> kLog2Sum) + slot % kSum);
   const bool takes = active && next < kLowestState;
   const u32 mask = __ballot_sync(kAll, takes);
-  words.left_bytes -= 2 * __popc(mask);
-  const u32 at = (u32)(words.left_bytes + 2 * __popc(mask & below)) % kRingBytes | ring_at;
-  const u32 word = *reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(room.rings) + at);
+  const u32 word = *reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(&room) + (end - 2 * __popc(mask & not_below)));
+  end -= 2 * __popc(mask);
   if (active) x = takes ? next << 16 | word : next;
   return slot;
 }
@@ -207,31 +268,34 @@ __device__ __forceinline__ u32 get(u32& x, bool active, Words& words, const Room
 template <class C>
 __device__ bool decode_stream(const Job& job, Room& room) {
   constexpr u32 k = C::kUnits;
-  const u32 lane = lane_of_thread(), below = lanes_below(), whole = job.bytes / kTileBytes, c = job.num_coded;
-  const u32 warp = threadIdx.x / kLanes, ring_at = warp * kRingBytes;
-  u32 x = reinterpret_cast<const u32*>(job.stream)[lane], t = (job.bytes + kTileBytes - 1) / kTileBytes, slot[k];
-  Words words;
-  words.start(job.stream + kStateBytes, job.stream_bytes - kStateBytes);
+  const u32 lane = lane_of_thread(), not_below = ~lanes_below(), whole = job.bytes / kTileBytes, c = job.num_coded;
+  u32 x = reinterpret_cast<const u32*>(job.stream)[lane], slot[k];
+  Words<2 * kLanes * k> words;
+  words.start(job.stream + kStateBytes, job.stream_bytes - kStateBytes, room);
+  const Places<C> places(job);
   Planes<C> planes;
+  load_planes<C>(planes, places, c - 1);
+  u32 t = (job.bytes + kTileBytes - 1) / kTileBytes;
+  const u32 plain_tiles = job.mapped ? 0 : whole;   // with no special case but that of the first
 #pragma unroll 1
   for (u32 j = c; j-- > 0;) {
-    t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
-    load_planes<C, C::kBits, 0, 0>(planes, job.area, c, j);
-    words.require(room.rings[warp], 2 * kLanes * k);
-    if (t < whole) {
+    if (!words.require(room)) return false;
+    if (j > 0 && j < plain_tiles) {
 #pragma unroll
-      for (u32 i = k; i-- > 0;) slot[i] = get(x, true, words, room, ring_at, below);
+      for (u32 i = k; i-- > 0;) slot[i] = get(x, true, words.end, room, not_below);
+      *reinterpret_cast<uint4*>(places.out + (u64)j * kTileBytes) = join_tile<C>(slot, planes, job.sign);
     } else {
-      const u32 active = existing(t * kTileBytes + lane * kLaneBytes, job.bytes) / C::kUnitBytes;
+      t = job.mapped ? coded_tile_before(t, job.map) : j;
+      const u32 exist = existing_of_tile(job, t);
 #pragma unroll
-      for (u32 i = k; i-- > 0;) slot[i] = get(x, i < active, words, room, ring_at, below);
+      for (u32 i = k; i-- > 0;) slot[i] = get(x, i < exist / C::kUnitBytes, words.end, room, not_below);
+      if (j == 0) set_carried<C>(planes, x);
+      store_vector(places.out + t * kTileBytes, exist, join_tile<C>(slot, planes, job.sign));
     }
-    if (words.left_bytes < 0) return false;
-    if (j == 0) set_carried<C>(planes, x);
-    store_tile<C>(job, t, t < whole, slot, planes);
+    load_planes<C>(planes, places, j > 0 ? j - 1 : 0);   // one tile ahead
   }
   const bool ended = C::kBits != 0 ? x >> 16 == 1 : x == kLowestState;
-  return words.left_bytes == 0 && __all_sync(kAll, ended);
+  return words.are_all_taken() && __all_sync(kAll, ended);
 }
 
 template <class C> __device__ void decode_plain(const Job& job) {
@@ -239,11 +303,12 @@ template <class C> __device__ void decode_plain(const Job& job) {
   const u32 lane = lane_of_thread(), c = job.num_coded;
   const u8* symbols = job.stream + (C::kBits ? kCarriedBytes : 0);
   u32 t = (job.bytes + kTileBytes - 1) / kTileBytes, slot[k];   // with nothing but the symbol
+  const Places<C> places(job);
   Planes<C> planes;
 #pragma unroll 1
   for (u32 j = c; j-- > 0;) {
     t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
-    load_planes<C, C::kBits, 0, 0>(planes, job.area, c, j);
+    load_planes<C>(planes, places, j);
     if (j == 0 && C::kBits != 0) set_carried<C>(planes, reinterpret_cast<const u16*>(job.stream)[lane]);
     const u8* mine = symbols + (j * kLanes + lane) * k;
     if constexpr (k == 16) {
@@ -255,8 +320,78 @@ template <class C> __device__ void decode_plain(const Job& job) {
 #pragma unroll
       for (u32 i = 0; i < k; ++i) slot[i] = (u32)mine[i] << 12;
     }
-    store_tile<C>(job, t, (t + 1) * kTileBytes <= job.bytes, slot, planes);
+    store_vector(places.out + t * kTileBytes, existing_of_tile(job, t), join_tile<C>(slot, planes, job.sign));
   }
+}
+
+// Segments with the flag E. What a lane has of a tile, once its raw fields are being loaded.
+template <class C> struct Sparse {
+  typename C::Value field[C::kUnits];
+  u32 symbols[(C::kUnits + 3) / 4], t;   // four symbols a word; the tile
+  u32 full;                              // bit i: unit i has a field
+};
+
+template <class C> __device__ __forceinline__ void store_sparse(const Job& job, const Sparse<C>& tile) {
+  u32 words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i) {
+    const typename C::Value joined = join<C>(tile.symbols[i / 4] >> (8 * (i % 4)) & 255, tile.field[i], 0);
+    const typename C::Value v = tile.full >> i & 1 ? joined : 0;
+    if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
+    if constexpr (C::kUnitBytes == 4) words[i] = v;
+    if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
+  }
+  store_vector(job.out + tile.t * kTileBytes + lane_of_thread() * kLaneBytes, existing_of_tile(job, tile.t),
+               make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+// Loads the fields of a tile; this lane's first one is number `first` of the segment.
+template <class C>
+__device__ __forceinline__ void load_sparse(const Job& job, u32 first, Sparse<C>& tile) {
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (tile.full >> i & 1) tile.field[i] = load_field<C>(job.area, job.num_fields, first++);
+}
+
+template <class C>
+__device__ bool decode_sparse(const Job& job, Room& room) {
+  constexpr u32 k = C::kUnits;
+  const u32 lane = lane_of_thread(), not_below = ~lanes_below(), c = job.num_coded;
+  u32 x = kLowestState, left = job.num_fields, t = (job.bytes + kTileBytes - 1) / kTileBytes;
+  Words<2 * kLanes * k> words = {};
+  if (!job.plain) {
+    x = reinterpret_cast<const u32*>(job.stream)[lane];
+    words.start(job.stream + kStateBytes, job.stream_bytes - kStateBytes, room);
+  }
+  Sparse<C> before = {};   // the tile decoded before, while its fields come
+#pragma unroll 1
+  for (u32 j = c; j-- > 0;) {
+    Sparse<C> tile = {};
+    tile.t = t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
+    const u32 units = existing_of_tile(job, t) / C::kUnitBytes;
+    if (job.plain) {
+      const u8* mine = job.stream + (j * kLanes + lane) * k;
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) tile.symbols[i / 4] |= (u32)mine[i] << (8 * (i % 4));
+    } else {
+      if (!words.require(room)) return false;
+#pragma unroll
+      for (u32 i = k; i-- > 0;)
+        tile.symbols[i / 4] |= (get(x, i < units, words.end, room, not_below) >> 12 & 255) << (8 * (i % 4));
+    }
+#pragma unroll
+    for (u32 i = 0; i < k; ++i)
+      tile.full |= (i < units && (tile.symbols[i / 4] >> (8 * (i % 4)) & 255) != kEmptySymbol ? 1u : 0u) << i;
+    u32 total;
+    const u32 first = sum_before_lane(__popc(tile.full), total);
+    if (total > left) return false;   // so no field is read that there is not
+    left -= total;
+    load_sparse<C>(job, left + first, tile);
+    if (j + 1 < c) store_sparse<C>(job, before);
+    before = tile;
+  }
+  store_sparse<C>(job, before);
+  return left == 0 && (job.plain || (words.are_all_taken() && __all_sync(kAll, x == kLowestState)));
 }
 
 template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
@@ -267,6 +402,13 @@ template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
 }
 
 template <u32 kUnitBytes> __device__ bool decode_by_flags(const Job& job, u32 flags, Room& room) {
+  if constexpr (kUnitBytes >= 2)
+    if (job.num_fields != 0) {
+      if (job.mapped) fill_tiles(job, job.map, make_uint2(0, 0));
+      if constexpr (kUnitBytes == 4)
+        if (flags == 4) return decode_sparse<Cut<4, 4>>(job, room);
+      return decode_sparse<Cut<kUnitBytes, 0>>(job, room);
+    }
   if constexpr (kUnitBytes >= 2)
     if (flags == 1) return decode_segment<Cut<kUnitBytes, 1>>(job, room);
   if constexpr (kUnitBytes >= 4) {
@@ -309,7 +451,8 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
     const u32 low = (u32)entry, kind = low >> 20 & 3;
     job.out = out + start;
     job.bytes = (u32)smaller((u64)segment_tiles * kTileBytes, raw_bytes - start);
-    job.area = body + raw_offsets[s] - kCarriedBytes;
+    job.num_fields = (u32)(entry >> 43) & 0x1FFFF;
+    job.area = body + raw_offsets[s] - (job.num_fields ? 0 : kCarriedBytes);
     job.stream = body + stream_offsets[s];
     job.stream_bytes = low & 0xFFFFF;
     job.num_coded = (u32)(entry >> 34) & 511;
@@ -332,7 +475,7 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
     __syncthreads();
     const u32 now = room.wanted;
     if (now == kAll) break;
-    if (now != kNoTable) make_slots(frequencies + now * kSymbols, room.slots, room.sums);
+    if (now != kNoTable) make_slots(frequencies + now * kSymbols, room);
     if (table == now) {
       good = decode_by_flags<kUnitBytes>(job, flags, room);
       table = kAll;
@@ -343,7 +486,7 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
 }
 
 #define DEFINE_DECODER(SIZE)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2) decode_segments_##SIZE(                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 8 ? 3 : 4) decode_segments_##SIZE(                 \
       const u8* body, u8* out, u64 raw_bytes, u32 segment_tiles, u32 num_segments, const u64* entries,              \
       const u64* raw_offsets, const u64* stream_offsets, const u16* frequencies, u64* failures) {                   \
     decode_segments<SIZE>(body, out, raw_bytes, segment_tiles, num_segments, entries, raw_offsets, stream_offsets,  \

@@ -86,16 +86,17 @@ class Launches:
         unit_bytes, tiles = plan.shape.unit_bytes, plan.shape.segment_tiles
         grid = plan.num_blocks
         self._cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
-        self._look = (f"look_at_segments_{unit_bytes}", grid, (b.infos, b.maps, b.counts))
-        tables = (b.counts, plan.blocks_per_table, num_tables, plan.spread, b.entries, b.packed, b.packed_bytes)
-        areas = (b.infos, num_segments, unit_bytes, b.raw_offsets)
-        self._tables = ("make_rans_tables", num_tables + 1, (*tables, *areas))
+        found = (b.infos, b.maps, b.counts)
+        self._look = (f"look_at_segments_{unit_bytes}", grid, (*found, b.raw_offsets, b.block_areas))
+        cut = (num_segments, plan.segments_per_table, plan.blocks_per_table, plan.spread)
+        tables = (b.entries, b.packed, b.packed_bytes, b.block_areas, b.raw_offsets)
+        self._tables = ("make_rans_tables", num_tables, (b.counts, *cut, *tables))
         inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)
-        outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes)
+        outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes, b.block_streams)
         self._code = (f"code_segments_{unit_bytes}", grid, inputs, outputs)
-        start = (plan.raw_bytes, tiles, num_segments, int(plan.word), b.packed, b.packed_bytes, num_tables)
-        streams = (b.directory, b.stream_bytes, b.raw_offsets, slots, plan.slot_bytes)
-        self._gather = ("gather_streams", -(-num_segments // SEGMENTS_PER_BLOCK), (*start, *streams))
+        packed = (int(plan.word), b.packed, b.packed_bytes, num_tables)
+        streams = (b.directory, b.stream_bytes, b.block_streams, b.raw_offsets, slots, plan.slot_bytes)
+        self._gather = ("gather_streams", grid, (*self._cut, *packed, *streams))
 
     def steps(self, raw: int, body: int, report: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
         """Return kernel, grid and arguments of each launch, in order, for one chunk's addresses."""

@@ -18,11 +18,12 @@ ENTRY_BYTES = 8
 
 # Where the fields of an entry lie, and how many bits they have.
 _KIND = (20, 2)
-_FLAGS = {"one_sign": 22, "sign": 23, "no_high": 24, "short": 25, "mapped": 26, "wide": 27}
+_FLAGS = {"one_sign": 22, "sign": 23, "no_high": 24, "short": 25, "mapped": 26, "wide": 27, "sparse": 60}
 _TABLE = (28, 6)
 _CODED = (34, 9)
 _STREAM = (0, 20)
-_END_BIT = 43
+_FIELDS = (43, 17)
+_END_BIT = 61
 
 
 class SegmentKind(IntEnum):
@@ -49,6 +50,8 @@ class Directory:
         wide: int64[S], flag W.
         table: int64[S], number of the stored table.
         num_coded: int64[S], coded tiles.
+        sparse: int64[S], flag E.
+        num_fields: int64[S], raw fields of a segment with that flag, else 0.
     """
 
     kind: NDArray[np.int64]
@@ -61,6 +64,8 @@ class Directory:
     wide: NDArray[np.int64]
     table: NDArray[np.int64]
     num_coded: NDArray[np.int64]
+    sparse: NDArray[np.int64]
+    num_fields: NDArray[np.int64]
 
     @property
     def num_segments(self) -> int:
@@ -80,16 +85,19 @@ class Directory:
 
     def raw_bytes(self, shape: UnitShape) -> NDArray[np.int64]:
         """Return the bytes of each raw area: int64[S], multiples of 16."""
+        if not shape.has_sign:
+            return np.zeros(self.num_segments, dtype=np.int64)
         bits = self.field_bits(shape)
-        total = np.zeros(self.num_segments, dtype=np.int64)
-        for width in PLANE_WIDTHS:
-            plane = plane_bytes(self.num_coded, width, shape)
-            total += np.where(bits & width, (plane + 15) & ~15, 0)
-        return np.where((self.num_coded > 0) & (bits > 0), total - CARRIED_BYTES, 0)
+        # Only the narrowest plane may need padding, and a sum is as far from a multiple of 16 as that one.
+        areas = ((bits * self.num_coded * (shape.units_per_tile // 8) + 15) & ~15) - CARRIED_BYTES
+        if self.sparse.any():
+            planes = [np.where(bits & width, (self.num_fields * width // 8 + 15) & ~15, 0) for width in PLANE_WIDTHS]
+            areas = np.where(self.sparse, sum(planes), areas)
+        return np.where(self.num_coded > 0, areas, 0)
 
     def plain_bytes(self, shape: UnitShape) -> NDArray[np.int64]:
         """Return the bytes of each stream if it were plain: int64[S]."""
-        carried = np.where(self.field_bits(shape) > 0, CARRIED_BYTES, 0)
+        carried = np.where(self.field_bits(shape) > 0, CARRIED_BYTES * (1 - self.sparse), 0)
         return TILE_MAP_BYTES * self.mapped + carried + shape.units_per_tile * self.num_coded
 
     @classmethod
@@ -100,6 +108,7 @@ class Directory:
     def entries(self) -> NDArray[np.int64]:
         """Return the entries as a body holds them: int64[S]."""
         entries = self.stream_bytes | self.kind << _KIND[0] | self.table << _TABLE[0] | self.num_coded << _CODED[0]
+        entries |= self.num_fields << _FIELDS[0]
         for name, bit in _FLAGS.items():
             entries |= getattr(self, name) << bit
         return entries
@@ -125,15 +134,11 @@ class Directory:
         if (entries >> _END_BIT).any() or octets[end : end + -end % 16].any():
             raise CorruptionError("the directory has bits set where this version has zeros")
         flags = {name: (entries >> bit) & 1 for name, bit in _FLAGS.items()}
-        kind, stream_bytes, table, num_coded = (
-            (entries >> bit) & ((1 << width) - 1) for bit, width in (_KIND, _STREAM, _TABLE, _CODED)
+        kind, stream_bytes, table, num_coded, num_fields = (
+            (entries >> bit) & ((1 << width) - 1) for bit, width in (_KIND, _STREAM, _TABLE, _CODED, _FIELDS)
         )
-        return cls(kind=kind, stream_bytes=stream_bytes, table=table, num_coded=num_coded, **flags)
-
-
-def plane_bytes(num_coded: NDArray[np.int64] | int, width: int, shape: UnitShape) -> NDArray[np.int64] | int:
-    """Return the bytes of a plane over some coded tiles, without padding."""
-    return num_coded * (shape.units_per_tile * width // 8)
+        numbers = {"kind": kind, "stream_bytes": stream_bytes, "table": table}
+        return cls(**numbers, num_coded=num_coded, num_fields=num_fields, **flags)
 
 
 def tiles_of_segments(raw_bytes: int, tiles_per_segment: int) -> NDArray[np.int64]:
@@ -157,22 +162,19 @@ def check_directory(directory: Directory, tiles: NDArray[np.int64], num_tables: 
     d = directory
     zero, constant, coded = (d.kind == kind for kind in (SegmentKind.ZERO, SegmentKind.CONSTANT, SegmentKind.CODED))
     flat = zero | constant
-    flags = d.one_sign | d.sign | d.no_high | d.short | d.mapped
     plain_bytes = d.plain_bytes(shape)
     least = TILE_MAP_BYTES * d.mapped + STATES_BYTES
-    good = np.select(
-        [zero, constant, coded],
-        [
-            d.stream_bytes == 0,
-            d.stream_bytes == CONSTANT_BYTES,
-            (least <= d.stream_bytes) & (d.stream_bytes < plain_bytes) & (d.stream_bytes & 1 == 0),
-        ],
-        d.stream_bytes == plain_bytes,
-    )
-    good &= np.where(flat, (flags == 0) & (d.num_coded == 0), True)
-    good &= np.where(flat, True, np.where(d.mapped, (d.num_coded >= 1) & (d.num_coded < tiles), d.num_coded == tiles))
-    good &= np.where(coded, d.table < num_tables, (d.table == 0) & (d.wide == 0))
+    fits = (least <= d.stream_bytes) & (d.stream_bytes < plain_bytes) & (d.stream_bytes & 1 == 0)
+    good = np.where(coded, fits, d.stream_bytes == np.where(flat, CONSTANT_BYTES * constant, plain_bytes))
+    flags = d.one_sign | d.sign | d.no_high | d.short | d.mapped | d.sparse
+    some = np.where(d.mapped, (d.num_coded >= 1) & (d.num_coded < tiles), d.num_coded == tiles)
+    good &= np.where(flat, flags | d.num_coded == 0, some)
+    good &= np.where(coded, d.table < num_tables, d.table | d.wide == 0)
     good &= d.sign <= d.one_sign
+    bits = d.field_bits(shape)
+    some = (d.num_fields >= 1) & (d.num_fields < shape.units_per_tile * d.num_coded)
+    good &= np.where(d.sparse, (d.one_sign | d.no_high) == 0, True)
+    good &= np.where(d.sparse, some & (bits > 0) & (bits % 8 == 0), d.num_fields == 0)
     if not shape.has_sign:
         good &= d.one_sign == 0
     if not shape.high_bits:

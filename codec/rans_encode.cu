@@ -3,15 +3,22 @@
 constexpr u32 kPreambleBytes = 32;
 constexpr u32 kEnd = 0, kBodyBytes = 1, kRefused = 2;   // words of a report: see device_report.py
 
-struct Tables {
-  uint4 entries[2][kSymbols];   // the second is the wide one
+constexpr u32 kBatchBytes = kLanes * kLaneBytes;   // of a stream, stored together
+constexpr u32 kRowBytes = 3 * kBatchBytes;           // of a warp: less than a batch, and what a tile adds, 1024 bytes
+
+// What a thread block keeps in shared memory.
+struct Room {
+  uint4 entries[2][kSymbols];   // of a table and of its wide one
+  uint4 rows[kWarps][kRowBytes / sizeof(uint4)];
+  u32 sums[kWarps];
 };
 
 struct Segment {
   const u8* raw;
   u32 bytes, num_coded, map;   // lane w < 8 holds word w of the map
   bool mapped;
-  u8* area;                    // less the 64 bytes that the stream carries
+  u32 num_fields;              // with the flag E, else 0
+  u8* area;                    // less the 64 bytes that the stream carries, if it does
 };
 
 template <class C> __device__ __forceinline__ uint4 load_lane(const Segment& segment, u32 t) {
@@ -21,51 +28,98 @@ template <class C> __device__ __forceinline__ uint4 load_lane(const Segment& seg
   return load_vector(segment.raw + at, existing(at, segment.bytes), make_uint4(0, high, 0, high));
 }
 
-// Codes one symbol of a lane: returns its next state, and counts the words of the warp.
-__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, u16* words, u32& num_words, u32 below) {
+// The words of a stream. The first `stored` bytes are in it; the others in the warp's row of the room, up to `end`. A tile
+// adds kMost bytes at most.
+template <u32 kMost>
+struct Words {
+  static constexpr u32 kKept = (kMost + kBatchBytes - 1) / kBatchBytes;
+  u8* stream;
+  u32 stored, row, end;   // the latter two in bytes of the room
+
+  __device__ explicit Words(u8* to)
+      : stream(to), stored(0), row((u32)sizeof(uint4) * 2 * kSymbols + threadIdx.x / kLanes * kRowBytes), end(row) {}
+  __device__ __forceinline__ u32 num_bytes() const { return stored + end - row; }
+  __device__ __forceinline__ bool has_batch() const { return end >= row + kBatchBytes; }
+
+  // Puts what the row has of whole batches into the stream.
+  __device__ void store_batches(Room& room) {
+    const u32 lane = lane_of_thread();
+    uint4* vectors = room.rows[threadIdx.x / kLanes] + lane;
+#pragma unroll 1
+    while (has_batch()) {
+      uint4 kept[kKept];
+      __syncwarp();   // all have added what they emit
+      reinterpret_cast<uint4*>(stream + stored)[lane] = vectors[0];
+#pragma unroll
+      for (u32 i = 0; i < kKept; ++i) kept[i] = vectors[(i + 1) * kLanes];
+      __syncwarp();
+#pragma unroll
+      for (u32 i = 0; i < kKept; ++i) vectors[i * kLanes] = kept[i];
+      __syncwarp();
+      stored += kBatchBytes;
+      end -= kBatchBytes;
+    }
+  }
+  // Puts all into the stream, and something behind it up to a multiple of 16.
+  __device__ void store_all(Room& room) {
+    store_batches(room);
+    __syncwarp();
+    const u32 lane = lane_of_thread();
+    if (lane * kLaneBytes < end - row)
+      reinterpret_cast<uint4*>(stream + stored)[lane] = room.rows[threadIdx.x / kLanes][lane];
+  }
+};
+
+// Codes one symbol of a lane: returns its next state. `end`: see Words.
+__device__ __forceinline__ u32 put(u32 x, uint4 e, bool active, Room& room, u32& end, u32 below) {
   const bool emits = active && x > e.x;
   const u32 mask = __ballot_sync(kAll, emits);
-  u16* at = words + (num_words + __popc(mask & below));
-  if (emits) *at = (u16)x;
-  x = emits ? x >> 16 : x;
-  num_words += __popc(mask);
+  u8* at = reinterpret_cast<u8*>(&room) + (end + 2 * __popc(mask & below));
+  if (emits) {
+    *reinterpret_cast<u16*>(at) = (u16)x;
+    x >>= 16;
+  }
+  end += 2 * __popc(mask);
   const u32 quotient = __funnelshift_r(__umulhi(x + (e.w >> 31), e.y), 0, e.w);   // takes its shift modulo 32
   const u32 next = x + e.z + quotient * __byte_perm(e.w, 0, 0x4421);
   return active ? next : x;
 }
 
 template <class C, u32 kLeft, u32 kLowest>
-__device__ __forceinline__ void store_planes(const typename C::Value (&value)[C::kUnits], u8* plane, u32 num_coded, u32 j) {
+__device__ __forceinline__ void store_planes(const typename C::Value (&value)[C::kUnits], u8* plane, u32 num_coded, u32 j,
+                                             u32 skipped) {
   if constexpr (kLeft != 0) {
     constexpr u32 kWidth = widest(kLeft);
     store_bits<kWidth * C::kUnits>(plane + j * (4 * C::kUnits * kWidth), pack_plane<C, kWidth, kLowest>(value),
-                                   kLowest == 0 && j == 0 ? kCarriedBytes : 0);
+                                   skipped);
     u8* next = plane + plane_bytes<C::kUnits>(kWidth, num_coded);
     if constexpr (4 * C::kUnits * kWidth % 16 != 0)   // half a vector a tile
       if (num_coded % 2 && j == num_coded - 1 && lane_of_thread() < 8) next[-8 + (int)lane_of_thread()] = 0;
-    store_planes<C, kLeft - kWidth, kLowest + kWidth>(value, next, num_coded, j);
+    store_planes<C, kLeft - kWidth, kLowest + kWidth>(value, next, num_coded, j, 0);
   }
+}
+
+// Four bytes of mantissas with the signs of the bytes above them.
+__device__ __forceinline__ u32 with_signs(u32 mantissas, u32 above) {
+  return ((mantissas ^ above) & 0x7F7F7F7Fu) ^ above;
 }
 
 // All planes of a tile.
 template <class C>
 __device__ __forceinline__ void store_fields(uint4 q, const typename C::Value (&value)[C::kUnits], u8* area,
-                                             u32 num_coded, u32 j) {
-  const u32 skipped = j == 0 ? kCarriedBytes : 0;
+                                             u32 num_coded, u32 j, u32 skipped) {
   if constexpr (C::kUnitBytes == 2 && C::kBits == 8) {
-    constexpr u32 kSigns = 0x00800080;
-    const u32 low = __byte_perm(sign_down(q.x, kSigns), sign_down(q.y, kSigns), 0x6420);
-    const u32 high = __byte_perm(sign_down(q.z, kSigns), sign_down(q.w, kSigns), 0x6420);
+    const u32 low = with_signs(__byte_perm(q.x, q.y, 0x6420), __byte_perm(q.x, q.y, 0x7531));
+    const u32 high = with_signs(__byte_perm(q.z, q.w, 0x6420), __byte_perm(q.z, q.w, 0x7531));
     store_bits<64>(area + j * 256, (u64)high << 32 | low, skipped);
   } else if constexpr (C::kUnitBytes == 4 && C::kBits == 24) {
-    constexpr u32 kSign = 0x00800000;
+    const u32 tops = __byte_perm(q.x, q.y, 0x7632), more_tops = __byte_perm(q.z, q.w, 0x7632);
     const u32 low = __byte_perm(q.x, q.y, 0x5410), high = __byte_perm(q.z, q.w, 0x5410);
     store_bits<64>(area + j * 256, (u64)high << 32 | low, skipped);
     store_bits<32>(area + 256 * num_coded + j * 128,
-                   pack_four(sign_down(q.x, kSign), sign_down(q.y, kSign), sign_down(q.z, kSign), sign_down(q.w, kSign), 2),
-                   0);
+                   with_signs(__byte_perm(tops, more_tops, 0x6420), __byte_perm(tops, more_tops, 0x7531)), 0);
   } else {
-    store_planes<C, C::kBits, 0>(value, area, num_coded, j);
+    store_planes<C, C::kBits, 0>(value, area, num_coded, j, skipped);
   }
 }
 
@@ -77,57 +131,81 @@ template <class C> __device__ __forceinline__ u32 carried_by(const typename C::V
   }
 }
 
+// The coded tile behind tile t, which is number j of them; there must be one.
+__device__ __forceinline__ u32 next_tile(const Segment& segment, u32 j, u32 t) {
+  return segment.mapped ? coded_tile_from(t + 1, segment.map) : j + 1;
+}
+
+// How many units of tile t this lane has.
+template <class C> __device__ __forceinline__ u32 existing_units(const Segment& segment, u32 t) {
+  return existing(t * kTileBytes + lane_of_thread() * kLaneBytes, segment.bytes) / C::kUnitBytes;
+}
+
+template <class C>
+__device__ __forceinline__ uint4 entry_of(typename C::Value value, const Room& room, u32 table_at) {
+  return *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(room.entries) + (symbol_of<C>(value) << 4 | table_at));
+}
+
 // Codes a segment into `stream`. Returns how many words it wrote, or kAll where the table lacks a symbol of the segment,
 // or kAll - 1 where the stream would not be shorter than a plain one.
 template <class C>
-__device__ u32 code_stream(const Segment& segment, const Tables& tables, u32 is_wide, u8* stream, u32 plain_bytes,
-                           u32& carried) {
+__device__ u32 code_stream(const Segment& segment, Room& room, u32 is_wide, u8* stream, u32 plain_bytes, u32& carried) {
   constexpr u32 k = C::kUnits;
-  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(tables.entries[0]);
-  const u32 lane = lane_of_thread(), whole = segment.bytes / kTileBytes, c = segment.num_coded;
-  u16* const words = reinterpret_cast<u16*>(stream + kStateBytes);
-  u32 num_words = 0, x = kLowestState, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
-  bool fits = true;
+  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(room.entries[0]), c = segment.num_coded;
+  const u32 plain_tiles = segment.mapped ? 0 : segment.bytes / kTileBytes;   // with no special case but that of the first
+  const u8* raw = segment.raw + lane_of_thread() * kLaneBytes;
+  Words<2 * kLanes * k> words(stream + kStateBytes);
+  u32 x = kLowestState, lacks = 0, j = 0, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
   uint4 ahead = load_lane<C>(segment, t);
-  for (u32 j = 0; j < c; ++j) {
-    const uint4 q = ahead;
-    const bool is_whole = t < whole;
-    if (j + 1 < c) {
-      t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
-      ahead = load_lane<C>(segment, t);
+#pragma unroll 1
+  for (; j < c; ++j) {
+    if (words.has_batch()) {
+      if (kStateBytes + words.num_bytes() >= plain_bytes) break;
+      words.store_batches(room);
     }
+    const uint4 q = ahead;
     typename C::Value value[k];
     values_of<C>(q, value);
-    uint4 e[k];
-    u32 lacks = 0;
+    if (j > 0 && j + 1 < plain_tiles) {
+      ahead = *reinterpret_cast<const uint4*>(raw + (u64)(j + 1) * kTileBytes);
+      store_fields<C>(q, value, segment.area, c, j, 0);
+      uint4 next = entry_of<C>(value[0], room, table_at);
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) {
+        const uint4 e = next;
+        if (i + 1 < k) next = entry_of<C>(value[i + 1], room, table_at);   // before the compiler has to wait for a store
+        lacks |= e.w;
+        x = put(x, e, true, room, words.end, below);
+      }
+    } else {
+      const u32 units = existing_units<C>(segment, segment.mapped ? t : j);
+      if (j + 1 < c) ahead = load_lane<C>(segment, t = next_tile(segment, j, t));
+      if (j == 0) x += carried = carried_by<C>(value);
+      store_fields<C>(q, value, segment.area, c, j, j == 0 ? kCarriedBytes : 0);
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) {
+        const uint4 e = entry_of<C>(value[i], room, table_at);
+        if (i < units) lacks |= e.w;
+        x = put(x, e, i < units, room, words.end, below);
+      }
+    }
+  }
+  const bool fits = kStateBytes + words.num_bytes() < plain_bytes;
+#pragma unroll 1
+  for (; j < c; ++j) {   // whether the table has all symbols must still be known
+    const u32 units = existing_units<C>(segment, segment.mapped ? t : j);
+    typename C::Value value[k];
+    values_of<C>(ahead, value);
 #pragma unroll
     for (u32 i = 0; i < k; ++i)
-      e[i] = *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(&tables) + (symbol_of<C>(value[i]) << 4 | table_at));
-    u32 active = k;   // units of this lane
-    if (!is_whole) {
-      active = existing((segment.bytes / kTileBytes) * kTileBytes + lane * kLaneBytes, segment.bytes) / C::kUnitBytes;
-#pragma unroll
-      for (u32 i = 0; i < k; ++i)
-        if (i >= active) e[i].w = 0;
-    }
-#pragma unroll
-    for (u32 i = 0; i < k; ++i) lacks |= e[i].w;
-    if (fits) {   // if not, whether the table has all symbols must still be known
-      if (j == 0) x += carried = carried_by<C>(value);
-      store_fields<C>(q, value, segment.area, c, j);
-      if (is_whole) {
-#pragma unroll
-        for (u32 i = 0; i < k; ++i) x = put(x, e[i], true, words, num_words, below);
-      } else {
-#pragma unroll
-        for (u32 i = 0; i < k; ++i) x = put(x, e[i], i < active, words, num_words, below);
-      }
-      fits = kStateBytes + 2 * num_words < plain_bytes;
-    }
-    if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;   // last, for only now all lookups must have come
+      if (i < units) lacks |= entry_of<C>(value[i], room, table_at).w;
+    if (j + 1 < c) ahead = load_lane<C>(segment, t = next_tile(segment, j, t));
   }
-  reinterpret_cast<u32*>(stream)[lane] = x;
-  return fits ? num_words : kAll - 1;
+  if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
+  if (!fits) return kAll - 1;
+  words.store_all(room);
+  reinterpret_cast<u32*>(stream)[lane_of_thread()] = x;
+  return words.num_bytes() / 2;
 }
 
 // The rest of the raw area is there already, up to where the coder gave up; this writes all of it again.
@@ -154,16 +232,100 @@ template <class C> __device__ void write_plain(const Segment& segment, u8* strea
       reinterpret_cast<uint4*>(tile)[lane] = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
     else
       store_bits<8 * (C::kUnits < 16 ? C::kUnits : 8)>(tile, low, 0);
-    store_fields<C>(q, value, segment.area, c, j);
-    if (j + 1 < c) t = segment.mapped ? coded_tile_from(t + 1, segment.map) : t + 1;
+    store_fields<C>(q, value, segment.area, c, j, j == 0 ? kCarriedBytes : 0);
+    if (j + 1 < c) t = next_tile(segment, j, t);
+  }
+}
+
+// Segments with the flag E: a unit of 0 has the symbol kEmptySymbol and no raw field, and the stream carries nothing.
+
+template <class C> __device__ __forceinline__ u32 sparse_symbol_of(typename C::Value v) {
+  return v == 0 ? kEmptySymbol : symbol_of<C>(v);
+}
+
+// Stores the raw fields of a tile, of which this lane has `units` units, behind the first `stored`; returns how many there
+// are then.
+template <class C>
+__device__ __forceinline__ u32 store_sparse_fields(const typename C::Value (&value)[C::kUnits], const Segment& segment,
+                                                   u32 units, u32 stored) {
+  u32 mine = 0, total;
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i) mine += i < units && value[i] != 0;
+  u32 index = stored + sum_before_lane(mine, total);
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (i < units && value[i] != 0) store_field<C>(field_of<C>(value[i]), segment.area, segment.num_fields, index++);
+  return stored + total;
+}
+
+// Writes what stands between the planes: zero bytes up to multiples of 16.
+template <class C, u32 kLeft = C::kBits>
+__device__ __forceinline__ void pad_sparse_planes(u8* plane, u32 num_fields) {
+  if constexpr (kLeft != 0) {
+    constexpr u32 kWidth = widest(kLeft);
+    const u32 bytes = num_fields * (kWidth / 8), lane = lane_of_thread();
+    if (lane < sparse_plane_bytes(kWidth, num_fields) - bytes) plane[bytes + lane] = 0;
+    pad_sparse_planes<C, kLeft - kWidth>(plane + sparse_plane_bytes(kWidth, num_fields), num_fields);
+  }
+}
+
+// Does what code_stream does.
+template <class C>
+__device__ u32 code_sparse_stream(const Segment& segment, Room& room, u32 is_wide, u8* stream, u32 plain_bytes) {
+  constexpr u32 k = C::kUnits;
+  const u32 below = lanes_below(), table_at = is_wide * (u32)sizeof(room.entries[0]), c = segment.num_coded;
+  Words<2 * kLanes * k> words(stream + kStateBytes);
+  u32 x = kLowestState, lacks = 0, stored = 0, t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  bool fits = true;
+  uint4 ahead = load_lane<C>(segment, t);
+#pragma unroll 1
+  for (u32 j = 0; j < c; ++j) {
+    if (words.has_batch()) {
+      fits = fits && kStateBytes + words.num_bytes() < plain_bytes;
+      words.store_batches(room);
+    }
+    typename C::Value value[k];
+    values_of<C>(ahead, value);
+    const u32 units = existing_units<C>(segment, t);
+    if (j + 1 < c) ahead = load_lane<C>(segment, t = next_tile(segment, j, t));
+    stored = store_sparse_fields<C>(value, segment, units, stored);
+#pragma unroll
+    for (u32 i = 0; i < k; ++i) {
+      const u32 at = sparse_symbol_of<C>(value[i]) << 4 | table_at;
+      const uint4 e = *reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(room.entries) + at);
+      if (i < units) lacks |= e.w;
+      if (fits) x = put(x, e, i < units, room, words.end, below);   // the same for all lanes; `lacks` must still be known
+    }
+  }
+  pad_sparse_planes<C>(segment.area, segment.num_fields);
+  if (__any_sync(kAll, lacks >> 30 & 1)) return kAll;
+  if (!fits || kStateBytes + words.num_bytes() >= plain_bytes) return kAll - 1;
+  words.store_all(room);
+  reinterpret_cast<u32*>(stream)[lane_of_thread()] = x;
+  return words.num_bytes() / 2;
+}
+
+// Only the symbols: the raw area is there already.
+template <class C> __device__ void write_sparse_plain(const Segment& segment, u8* stream) {
+  u32 t = segment.mapped ? coded_tile_from(0, segment.map) : 0;
+  for (u32 j = 0; j < segment.num_coded; ++j) {
+    typename C::Value value[C::kUnits];
+    values_of<C>(load_lane<C>(segment, t), value);
+    const u32 units = existing_units<C>(segment, t);
+    u64 symbols = 0;
+#pragma unroll
+    for (u32 i = 0; i < C::kUnits; ++i)
+      if (i < units) symbols |= (u64)sparse_symbol_of<C>(value[i]) << (8 * i);
+    store_bits<8 * C::kUnits>(stream + j * kLanes * C::kUnits, symbols, 0);
+    if (j + 1 < segment.num_coded) t = next_tile(segment, j, t);
   }
 }
 
 // Returns the directory entry.
-template <class C>
-__device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 table, u8* slot, u32 info) {
+template <class C, bool kSparse = false>
+__device__ u64 code_segment(const Segment& segment, Room& room, u32 table, u8* slot, u32 info) {
   const u32 lane = lane_of_thread(), flags = info >> kFlagShift, c = segment.num_coded;
-  const u32 plain_bytes = (C::kBits ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
+  const u32 plain_bytes = (C::kBits && !kSparse ? kCarriedBytes : 0) + kLanes * C::kUnits * c;
   u8* stream = slot;
   if (segment.mapped) {
     if (lane < 8) reinterpret_cast<u32*>(slot)[lane] = segment.map;
@@ -171,14 +333,18 @@ __device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 ta
   }
   u32 carried = 0, is_wide = 0, num_words;
 #pragma unroll 1   // for one copy of the code
-  while ((num_words = code_stream<C>(segment, tables, is_wide, stream, plain_bytes, carried)) == kAll) {
+  for (;;) {
+    if constexpr (kSparse) num_words = code_sparse_stream<C>(segment, room, is_wide, stream, plain_bytes);
+    else num_words = code_stream<C>(segment, room, is_wide, stream, plain_bytes, carried);
+    if (num_words != kAll) break;
     is_wide = 1;   // a wide table has all symbols
     __syncwarp();  // what one lane wrote, another may write again
   }
   __syncwarp();
   u32 kind = kCoded, stream_bytes = kStateBytes + 2 * num_words;
   if (num_words >= kAll - 1) {
-    write_plain<C>(segment, stream, carried);
+    if constexpr (kSparse) write_sparse_plain<C>(segment, stream);
+    else write_plain<C>(segment, stream, carried);
     kind = kPlain, stream_bytes = plain_bytes, table = is_wide = 0;
     __syncwarp();
   }
@@ -187,25 +353,32 @@ __device__ u64 code_segment(const Segment& segment, const Tables& tables, u32 ta
   const u32 low = stream_bytes | kind << 20 | (flags & kOneSign ? 1u : 0u) << 22 | (info >> kSignShift & 1) << 23 |
                   (flags & kNoHigh ? 1u : 0u) << 24 | (flags & kShort ? 1u : 0u) << 25 |
                   (segment.mapped ? 1u : 0u) << 26 | is_wide << 27 | table << 28;
-  return (u64)(table >> 4 | c << 2) << 32 | low;
+  const u32 high = table >> 4 | c << 2 | segment.num_fields << 11 | (kSparse ? 1u << 28 : 0);
+  return (u64)high << 32 | low;
 }
 
 template <u32 kUnitBytes>
-__device__ u64 code_by_flags(const Segment& segment, const Tables& tables, u32 table, u8* slot, u32 info) {
+__device__ u64 code_by_flags(const Segment& segment, Room& room, u32 table, u8* slot, u32 info) {
   const u32 flags = info >> kFlagShift & 7;
-  if constexpr (kUnitBytes >= 2)
-    if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, tables, table, slot, info);
+  if constexpr (kUnitBytes >= 2) {
+    if (is_sparse(info)) {
+      if constexpr (kUnitBytes == 4)
+        if (flags == 4) return code_segment<Cut<4, 4>, true>(segment, room, table, slot, info);
+      return code_segment<Cut<kUnitBytes, 0>, true>(segment, room, table, slot, info);
+    }
+    if (flags == 1) return code_segment<Cut<kUnitBytes, 1>>(segment, room, table, slot, info);
+  }
   if constexpr (kUnitBytes >= 4) {
-    if (flags == 4) return code_segment<Cut<kUnitBytes, 4>>(segment, tables, table, slot, info);
-    if (flags == 5) return code_segment<Cut<kUnitBytes, 5>>(segment, tables, table, slot, info);
+    if (flags == 4) return code_segment<Cut<kUnitBytes, 4>>(segment, room, table, slot, info);
+    if (flags == 5) return code_segment<Cut<kUnitBytes, 5>>(segment, room, table, slot, info);
   }
   if constexpr (kUnitBytes == 8) {
-    if (flags == 2) return code_segment<Cut<kUnitBytes, 2>>(segment, tables, table, slot, info);
-    if (flags == 3) return code_segment<Cut<kUnitBytes, 3>>(segment, tables, table, slot, info);
-    if (flags == 6) return code_segment<Cut<kUnitBytes, 6>>(segment, tables, table, slot, info);
-    if (flags == 7) return code_segment<Cut<kUnitBytes, 7>>(segment, tables, table, slot, info);
+    if (flags == 2) return code_segment<Cut<kUnitBytes, 2>>(segment, room, table, slot, info);
+    if (flags == 3) return code_segment<Cut<kUnitBytes, 3>>(segment, room, table, slot, info);
+    if (flags == 6) return code_segment<Cut<kUnitBytes, 6>>(segment, room, table, slot, info);
+    if (flags == 7) return code_segment<Cut<kUnitBytes, 7>>(segment, room, table, slot, info);
   }
-  return code_segment<Cut<kUnitBytes, 0>>(segment, tables, table, slot, info);
+  return code_segment<Cut<kUnitBytes, 0>>(segment, room, table, slot, info);
 }
 
 // Bytes of a body up to its raw region. All threads of a block call it together; thread t gets the bytes of the tables
@@ -221,49 +394,57 @@ __device__ u32 start_bytes(const u32* packed_bytes, u32 num_tables, u32 num_segm
 template <u32 kUnitBytes>
 __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,
                               const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes,
-                              u64* directory, u32* stream_bytes) {
-  __shared__ Tables tables;
-  __shared__ u32 room[kWarps];
+                              u64* directory, u32* stream_bytes, u32* block_streams) {
+  __shared__ Room room;
   u32 unused, unused_too;
-  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room, unused, unused_too);
+  const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room.sums, unused, unused_too);
   if (start + raw_offsets[chunk.num_segments] >= chunk.raw_bytes) return;   // the chunk does not shrink
   const u32 table = chunk.table(), lane = lane_of_thread(), s = chunk.segment();
   for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads)
-    tables.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
+    room.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
   __syncthreads();
-  if (s >= chunk.num_segments) return;
-  const u32 info = infos[s], kind = info % 4;
-  Segment segment;
-  segment.raw = chunk.raw + chunk.start_of(s);
-  segment.bytes = chunk.bytes_of(s);
-  segment.num_coded = info >> kTilesShift;
-  segment.map = lane < 8 ? maps[8 * s + lane] : 0;
-  segment.mapped = info >> kMappedShift & 1;
-  segment.area = body + start + raw_offsets[s] - kCarriedBytes;
-  u8* slot = slots + (u64)s * slot_bytes;
   u64 entry = 0;
-  if (kind == kConstant) {
-    if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
-    entry = 8 | kConstant << 20;
-  } else if (kind == kCoded) {
-    entry = code_by_flags<kUnitBytes>(segment, tables, table, slot, info);
+  if (s < chunk.num_segments) {
+    const u32 info = infos[s], kind = info % 4;
+    Segment segment;
+    segment.raw = chunk.raw + chunk.start_of(s);
+    segment.bytes = chunk.bytes_of(s);
+    segment.num_coded = coded_tiles(info);
+    segment.num_fields = is_sparse(info) ? info >> kFieldsShift : 0;
+    segment.map = lane < 8 ? maps[8 * s + lane] : 0;
+    segment.mapped = info >> kMappedShift & 1;
+    segment.area = body + start + raw_offsets[s] - (is_sparse(info) ? 0 : kCarriedBytes);
+    u8* slot = slots + (u64)s * slot_bytes;
+    if (kind == kConstant) {
+      if (lane < 16) slot[lane] = lane < 8 && lane < segment.bytes ? segment.raw[lane] : 0;
+      entry = 8 | kConstant << 20;
+    } else if (kind == kCoded) {
+      entry = code_by_flags<kUnitBytes>(segment, room, table, slot, info);
+    }
   }
+  const u32 num_bytes = (u32)entry & 0xFFFFF;
   if (lane == 0) {
-    directory[s] = entry;
-    stream_bytes[s] = (u32)entry & 0xFFFFF;
+    if (s < chunk.num_segments) directory[s] = entry, stream_bytes[s] = num_bytes;
+    room.sums[threadIdx.x / kLanes] = round_up_16(num_bytes);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32 sum = 0;
+    for (u32 w = 0; w < kWarps; ++w) sum += room.sums[w];
+    block_streams[blockIdx.x] = sum;
   }
 }
 
-// Three thread blocks a multiprocessor where the registers suffice.
+// As many thread blocks a multiprocessor as the registers suffice for.
 #define DEFINE_ENCODER(SIZE)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 2 || SIZE == 4 ? 3 : 2) code_segments_##SIZE(   \
+  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 2 ? 4 : SIZE == 4 ? 3 : 2) code_segments_##SIZE(   \
       const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
       u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
       const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \
-      u32* stream_bytes) {                                                                                       \
+      u32* stream_bytes, u32* block_streams) {                                                                   \
     code_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},     \
                         infos, maps, entries, num_tables, packed_bytes, raw_offsets, body, slots, slot_bytes,    \
-                        directory, stream_bytes);                                                                \
+                        directory, stream_bytes, block_streams);                                                 \
   }
 
 DEFINE_ENCODER(1)
@@ -272,7 +453,7 @@ DEFINE_ENCODER(4)
 DEFINE_ENCODER(8)
 
 __device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 num_vectors) {   // by one warp
-  constexpr u32 kInFlight = 4;
+  constexpr u32 kInFlight = 6;
   for (u32 base = lane_of_thread(); base < num_vectors; base += kLanes * kInFlight) {
     uint4 held[kInFlight];
 #pragma unroll
@@ -287,30 +468,28 @@ __device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 nu
 // Puts streams, directory, tables and preamble into the body and ends the report. A warp a segment. Nothing is written
 // behind raw_bytes, rounded up to 16; report[kBodyBytes] becomes 0 where the body is not shorter than the chunk.
 extern "C" __global__ void __launch_bounds__(kThreads)
-gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 word_type,
-               const u8* packed, const u32* packed_bytes, u32 num_tables, const u64* directory, const u32* stream_bytes,
-               const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
-  __shared__ u32 room[kWarps];
+gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,
+               u32 blocks_per_table, u32 word_type, const u8* packed, const u32* packed_bytes, u32 num_tables,
+               const u64* directory, const u32* stream_bytes, const u32* block_streams, const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
+  __shared__ u32 room[kWarps], sizes[kWarps];
   __shared__ u64 wide_room[kWarps];
   __shared__ u32 table_at;
   u32 tables_bytes, tables_before;
   const u32 start = start_bytes(packed_bytes, num_tables, num_segments, room, tables_bytes, tables_before);
   if (threadIdx.x == blockIdx.x) table_at = tables_before;   // read behind the next sum
   const u64 region = start + raw_offsets[num_segments];
-  const u32 b = blockIdx.x, first = b * kWarps, lane = lane_of_thread(), warp = threadIdx.x / kLanes;
+  const Chunk chunk = {body, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table};
+  const u32 b = blockIdx.x, s = chunk.segment(), lane = lane_of_thread(), warp = threadIdx.x / kLanes;
   const bool is_last = b == gridDim.x - 1;
   if (region >= raw_bytes) {
     if (is_last && threadIdx.x < 3) report[threadIdx.x] = 0;
     return;
   }
-  u64 mine = 0, before;
-  for (u32 i = threadIdx.x; i < first; i += kThreads) mine += round_up_16(stream_bytes[i]);
-  sum_before(mine, wide_room, before);
-  const u32 s = first + warp;
-  u64 at = region + before;
-  for (u32 i = first; i < smaller(s, num_segments); ++i) at += round_up_16(stream_bytes[i]);
+  const u32 size = s < num_segments ? round_up_16(stream_bytes[s]) : 0;
+  if (lane == 0) sizes[warp] = size;
+  u64 at = region + sum_of_block(block_streams, b, wide_room);   // has a barrier
+  for (u32 w = 0; w < warp; ++w) at += sizes[w];
   if (s < num_segments) {
-    const u32 size = round_up_16(stream_bytes[s]);
     const uint4* from = reinterpret_cast<const uint4*>(slots + (u64)s * slot_bytes);
     if (at + size < raw_bytes) copy_stream(reinterpret_cast<uint4*>(body + at), from, size / 16);
     at += size;
@@ -326,7 +505,7 @@ gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_
     if (b == num_tables - 1 && threadIdx.x < 16 && end + threadIdx.x < tables_bytes)
       body[kPreambleBytes + end + threadIdx.x] = 0;
   }
-  if (is_last && lane == 0 && warp == (num_segments - 1) % kWarps) {
+  if (s == num_segments - 1 && lane == 0) {
     u32* preamble = reinterpret_cast<u32*>(body);
     preamble[0] = 1 | kLog2Sum << 8 | word_type << 16;
     preamble[1] = segment_tiles | num_tables << 16;

@@ -89,10 +89,12 @@ class RansBuffers:
         infos: uint32[S], what the first kernel found out about each segment.
         maps: uint32[S, 8], tile maps.
         counts: uint32[thread blocks, 256], histograms.
+        block_areas: uint32[thread blocks], bytes of the raw areas of their segments.
+        block_streams: uint32[thread blocks], bytes of their streams with padding.
         entries: uint32[tables, 2, 256, 4], what the coder looks up.
         packed: uint8[tables, 544], tables as a body holds them.
         packed_bytes: uint32[tables], their lengths.
-        raw_offsets: uint64[S + 1], where raw areas start in the raw region, and where it ends.
+        raw_offsets: uint64[S + 1], where raw areas start in the raw region, and where it ends; at first their bytes.
         directory: uint64[S], entries.
         stream_bytes: uint32[S], without padding.
         end: Behind them.
@@ -101,6 +103,8 @@ class RansBuffers:
     infos: int
     maps: int
     counts: int
+    block_areas: int
+    block_streams: int
     entries: int
     packed: int
     packed_bytes: int
@@ -112,10 +116,13 @@ class RansBuffers:
     @classmethod
     def at(cls, start: int, num_segments: int) -> RansBuffers:
         """Lay them out from an address on, a multiple of BUFFER_ALIGNMENT_BYTES, for up to `num_segments`."""
+        num_blocks = num_segments // SEGMENTS_PER_BLOCK + _MORE_BLOCKS
         sizes = (
             4 * num_segments,
             32 * num_segments,
-            4 * NUM_SYMBOLS * (num_segments // SEGMENTS_PER_BLOCK + _MORE_BLOCKS),
+            4 * NUM_SYMBOLS * num_blocks,
+            4 * num_blocks,
+            4 * num_blocks,
             2 * _CODE_ENTRY_BYTES * NUM_SYMBOLS * MAX_TABLES,
             _PACKED_TABLE_BYTES * MAX_TABLES,
             4 * MAX_TABLES,

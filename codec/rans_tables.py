@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CorruptionError
+from .rans_units import EMPTY_SYMBOL
 
 NUM_SYMBOLS = 256
 MAP_BYTES = NUM_SYMBOLS // 8
@@ -53,7 +54,7 @@ def quantise(counts: NDArray[np.int64], spread: int, sampled: bool, log2_sum: in
         counts[0] = 1
     present = counts > 0
     if sampled and spread:
-        for symbol in np.flatnonzero(counts):
+        for symbol in np.flatnonzero(counts[:EMPTY_SYMBOL]):
             present[max(0, int(symbol) - 8 * spread) : int(symbol) + 2 * spread + 1] = True
     num_counted = int(counts.sum())
     frequencies = np.where(present, np.maximum(1, (counts * total_sum + num_counted // 2) // num_counted), 0)
@@ -75,13 +76,15 @@ def with_wide(frequencies: NDArray[np.uint32], log2_sum: int) -> CodeTables:
         frequencies: uint32[num_tables, 256], each row of sum 2**log2_sum.
         log2_sum: n.
     """
-    total_sum = np.int64(1 << log2_sum)
-    stored = frequencies.astype(np.int64)
-    wide = 1 + stored * (total_sum - NUM_SYMBOLS) // total_sum
-    wide[np.arange(len(wide)), np.argmax(stored, axis=1)] += total_sum - wide.sum(axis=1)
-    both = np.stack([stored, wide], axis=1).reshape(-1, NUM_SYMBOLS)
-    starts = np.cumsum(both, axis=1) - both
-    return CodeTables(log2_sum, both.astype(np.uint32), starts.astype(np.uint32))
+    total_sum = 1 << log2_sum
+    both = np.empty((len(frequencies), 2, NUM_SYMBOLS), dtype=np.uint32)
+    both[:, 0] = frequencies
+    wide = both[:, 1]
+    wide[...] = 1 + (frequencies * np.uint32(total_sum - NUM_SYMBOLS) >> np.uint32(log2_sum))
+    missing = np.uint32(total_sum) - wide.sum(axis=1, dtype=np.uint32)
+    wide[np.arange(len(wide)), np.argmax(frequencies, axis=1)] += missing
+    every = both.reshape(-1, NUM_SYMBOLS)
+    return CodeTables(log2_sum, every, np.cumsum(every, axis=1, dtype=np.uint32) - every)
 
 
 def pack_tables(frequencies: NDArray[np.uint32]) -> bytes:
@@ -108,19 +111,24 @@ def unpack_tables(octets: NDArray[np.uint8], num_tables: int, log2_sum: int) -> 
     Raises:
         CorruptionError: If they do not fill the bytes, or one does not sum to 2**n.
     """
-    frequencies = np.zeros((num_tables, NUM_SYMBOLS), dtype=np.uint32)
+    packed = octets.tobytes()
+    maps, values = [], []
     place = 0
-    for index, row in enumerate(frequencies):
-        present = np.unpackbits(octets[place : place + MAP_BYTES], bitorder="little").astype(bool)
-        num_present = int(np.count_nonzero(present))
-        end = place + MAP_BYTES + 2 * num_present
-        if present.size < NUM_SYMBOLS or end > octets.size:
+    for index in range(num_tables):
+        bits = packed[place : place + MAP_BYTES]
+        end = place + MAP_BYTES + 2 * int.from_bytes(bits, "little").bit_count()
+        if end > len(packed):
             raise CorruptionError(f"table {index} of {num_tables} ends behind the {octets.size} bytes of all tables")
-        # Copied, because a table may start at an odd place of the caller's memory.
-        row[present] = np.frombuffer(octets[place + MAP_BYTES : end].tobytes(), dtype="<u2")
-        if not row[present].all() or int(row.sum()) != 1 << log2_sum:
-            raise CorruptionError(f"table {index} of {num_tables} does not sum to {1 << log2_sum} or has a 0")
+        maps.append(bits)
+        values.append(packed[place + MAP_BYTES : end])
         place = end
-    if octets.size != place + -place % 16 or octets[place:].any():
+    if octets.size != place + -place % 16 or any(packed[place:]):
         raise CorruptionError(f"the tables take {place} bytes of the {octets.size} that the body gives them")
+    bits_of_tables = np.unpackbits(np.frombuffer(b"".join(maps), dtype=np.uint8), bitorder="little")
+    present = bits_of_tables.astype(bool).reshape(num_tables, NUM_SYMBOLS)
+    frequencies = np.zeros((num_tables, NUM_SYMBOLS), dtype=np.uint32)
+    frequencies[present] = np.frombuffer(b"".join(values), dtype="<u2")
+    bad = (frequencies.sum(axis=1) != 1 << log2_sum) | (present & (frequencies == 0)).any(axis=1)
+    if bad.any():
+        raise CorruptionError(f"table {bad.argmax()} of {num_tables} does not sum to {1 << log2_sum} or has a 0")
     return frequencies

@@ -16,6 +16,9 @@ NUM_LANES = 32
 CARRIED_BYTES = 64
 """Bytes of a segment's first plane that its stream carries: 16 bits in the first state of each lane."""
 
+EMPTY_SYMBOL = 255
+"""What a unit of 0 has instead of its own symbol in a segment with the flag E; it has no raw field then."""
+
 PLANE_WIDTHS = (32, 16, 8, 4, 2, 1)
 
 _EXPONENT_AND_MANTISSA_BITS = {
@@ -77,7 +80,7 @@ class UnitShape:
 
 def _shape_of(word: WordType) -> UnitShape:
     if word not in _EXPONENT_AND_MANTISSA_BITS:
-        return UnitShape(1, 8, 0, 0, False, 0, 64, 0)
+        return UnitShape(1, 8, 0, 0, False, 0, 32, 0)
     exponent_bits, mantissa_bits = _EXPONENT_AND_MANTISSA_BITS[word]
     return UnitShape(
         unit_bytes=word.itemsize,
@@ -86,7 +89,7 @@ def _shape_of(word: WordType) -> UnitShape:
         exponent_shift=_F64_EXPONENT_SHIFT if word is WordType.F64 else 0,
         has_sign=True,
         short_bits=_SHORT_BITS.get(word, 0),
-        segment_tiles=64 if word.itemsize == 2 else 128,
+        segment_tiles=32 if word.itemsize == 2 else 64,
         spread=8 if word is WordType.F16 else 1,
     )
 

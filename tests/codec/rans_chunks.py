@@ -73,8 +73,8 @@ def decoded(raw: Octets, word: WordType, body: Octets) -> Octets:
 
 
 def every_kind(word: WordType, rng: np.random.Generator, segment_tiles: int | None = None) -> Octets:
-    """Segments that are constant, plain, coded, coded with one sign, short, with tiles left out, with the wide table;
-    so many zero ones that the histogram is a sample; and an end inside a tile.
+    """Segments that are constant, plain, coded, coded with one sign, short, with tiles left out, with zeros scattered,
+    with the wide table; so many zero ones that the histogram is a sample; and an end inside a tile.
     """
     units = (segment_tiles or SHAPES[word].segment_tiles) * TILE_BYTES // word.itemsize
     normal = CONTENTS["normal-floats"](word, 2 * units, rng)
@@ -96,10 +96,18 @@ def every_kind(word: WordType, rng: np.random.Generator, segment_tiles: int | No
             one_sign.reshape(-1),
             _short(normal[:segment], word),
             holes,
+            scattered(holes, word, rng),
             rare,
             normal[segment : segment + 3 * TILE_BYTES + 5 * word.itemsize],
         ]
     )
+
+
+def scattered(octets: Octets, word: WordType, rng: np.random.Generator, share: float = 0.3) -> Octets:
+    """Values of which a share is 0, here and there."""
+    values = octets.copy().view(f"<u{word.itemsize}")
+    values[rng.random(values.size) < share] = 0
+    return values.view(np.uint8)
 
 
 def _short(octets: Octets, word: WordType) -> Octets:

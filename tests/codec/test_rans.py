@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.codec.rans_chunks import CODERS, decoded, encoded, every_kind, layout_of, use_coder
+from tests.codec.rans_chunks import CODERS, decoded, encoded, every_kind, layout_of, scattered, use_coder
 from tests.contract.codec_contract import CONTENTS, poisoned
 from tidegate.codec.base import HEADER_BYTES, unpack_header
 from tidegate.codec.frame import decode_frame
@@ -136,6 +136,7 @@ def test_every_kind_of_segment(word: WordType, coder: str) -> None:
     assert set(directory.kind.tolist()) == set(SegmentKind)
     assert directory.mapped.any()
     shape = SHAPES[word]
+    assert bool(directory.sparse.any()) == shape.has_sign
     assert bool(directory.one_sign.any()) == shape.has_sign
     assert bool(directory.short.any()) == bool(shape.short_bits)
     assert bool(directory.no_high.any()) == bool(shape.high_bits)
@@ -154,7 +155,7 @@ def test_a_sign_of_its_own_and_none(coder: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "scale", "ratio"),
-    [(WordType.BF16, 0.02, 1.512), (WordType.F32, 1e-4, 1.203), (WordType.F16, 0.02, 1.18), (WordType.F64, 1.0, 1.14)],
+    [(WordType.BF16, 0.02, 1.509), (WordType.F32, 1e-4, 1.203), (WordType.F16, 0.02, 1.18), (WordType.F64, 1.0, 1.14)],
 )
 def test_ratio_of_normals(word: WordType, scale: float, ratio: float, coder: str) -> None:
     values = np.random.default_rng(8).standard_normal(1 << 21) * scale
@@ -200,3 +201,52 @@ def test_golden_frames_decode_and_are_written_again(name: str, coder: str) -> No
     body = encoded(out.numpy(), header.word, segment_tiles, log2_sum)
     assert body is not None, "the golden frame is shorter than its chunk"
     assert body.tobytes() == frame.numpy()[HEADER_BYTES:].tobytes()
+
+
+FLOATS = pytest.mark.parametrize("word", [word for word in WordType if word.is_float and word.itemsize > 1], ids=str)
+
+
+@FLOATS
+@pytest.mark.parametrize("share", [0.04, 0.1, 0.5, 0.98])
+@pytest.mark.parametrize("num_bytes", [80_008, 4_000_024], ids=["counted", "sampled"])
+def test_scattered_zeros_cost_no_raw_field(
+    word: WordType, share: float, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(11)
+    normal = CONTENTS["normal-floats"](word, num_bytes // word.itemsize, rng)
+    raw = scattered(normal, word, rng, share)
+    raw[5 * TILE_BYTES : 9 * TILE_BYTES] = 0
+    bodies = []
+    for name in CODERS:
+        use_coder(name, monkeypatch)
+        bodies.append(check(raw, word))
+    assert bodies[0].tobytes() == bodies[1].tobytes()
+    directory = layout_of(raw, word, bodies[0]).directory
+    assert directory.sparse[:-1].all(), "the last may be a few units"
+    units = raw.view(f"<u{word.itemsize}")
+    whole = (directory.kind.size - 1) * SHAPES[word].segment_tiles * SHAPES[word].units_per_tile
+    assert directory.num_fields[:-1].sum() == np.count_nonzero(units[:whole])
+    dense = encoded(normal, word)
+    assert dense is not None
+    saved_bits = (normal.size // word.itemsize - np.count_nonzero(units)) * (8 * word.itemsize - 8)
+    assert dense.size - bodies[0].size > saved_bits / 8 - 0.08 * dense.size
+
+
+@FLOATS
+def test_what_looks_like_zero_but_is_not(word: WordType, coder: str) -> None:
+    """Denormals and negative zeros keep their fields; a segment with a symbol of 255 has no flag E."""
+    rng = np.random.default_rng(12)
+    width = 8 * word.itemsize
+    raw = scattered(CONTENTS["normal-floats"](word, 40_000, rng), word, rng)
+    units = raw.view(f"<u{word.itemsize}")
+    places = rng.integers(0, units.size, 2000)
+    units[places[:1000]] = units.dtype.type(1 << (width - 1))
+    units[places[1000:]] = rng.integers(1, 128, 1000).astype(units.dtype)
+    assert layout_of(raw, word, check(raw, word)).directory.sparse.all()
+    last = units[-1:]
+    last[:] = np.iinfo(units.dtype).max >> 1
+    if SHAPES[word].high_bits:
+        last[:] = units.dtype.type(1150 << 52)  # 2**127, whose exponent has 255 in its low byte
+    sparse = layout_of(raw, word, check(raw, word)).directory.sparse
+    assert sparse[:-1].all()
+    assert not sparse[-1]

@@ -25,7 +25,9 @@ def test_memory_suffices_for_shorter_chunks(word: WordType, chunk_bytes: int) ->
         assert plan.num_segments <= plan.num_tables * plan.segments_per_table
         assert plan.segments_per_table <= 8 * plan.blocks_per_table
         buffers = RansBuffers.at(0, plan.num_segments)
-        assert 1024 * plan.num_blocks <= buffers.entries - buffers.counts
+        assert 1024 * plan.num_blocks <= buffers.block_areas - buffers.counts
+        assert 4 * plan.num_blocks <= buffers.block_streams - buffers.block_areas
+        assert 4 * plan.num_blocks <= buffers.entries - buffers.block_streams
 
 
 @pytest.mark.parametrize("word", list(WordType), ids=lambda word: word.name)
@@ -47,7 +49,7 @@ def test_buffers_lie_apart() -> None:
     assert buffers.maps - buffers.infos >= 400
     assert buffers.counts - buffers.maps >= 3200
     assert buffers.directory - buffers.raw_offsets >= 808
-    assert rans_encoder_memory(100 * 32768).temp == buffers.end - (1 << 20)
+    assert rans_encoder_memory(100 * 16384).temp == buffers.end - (1 << 20)
 
 
 def test_a_short_chunk_is_not_sampled() -> None:

@@ -1,6 +1,7 @@
 """How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-Run it as `python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy] [--write NAME]`.
+    python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy] [--write NAME]
+
 Prints one line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes.
 `lanes` is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings; `--write` also
 puts everything into NAME.json in $OUT or bench/results.
