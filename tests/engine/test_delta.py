@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,13 @@ def test_the_plain_store(tmp_path: Path) -> None:
         save_checkpoint(state_at(9), tmp_path, step=9)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "rans", "deflate", "raw"])
-@pytest.mark.parametrize("old", CONTENTS)
+@pytest.mark.parametrize(
+    ("codec", "old"),
+    [
+        *(("zstd", old) for old in CONTENTS),
+        *itertools.product(("rans", "deflate", "raw", "planes"), ("random-bits", "nan-payloads")),
+    ],
+)
 def test_every_dtype_and_pattern_on_another(codec: str, old: str) -> None:
     """A chain through every pattern, from each: NaN payloads, infinities, denormals, -0.0, random, all equal."""
     dtypes = [dtype for dtype in WORD_OF_DTYPE if dtype != torch.bool]

@@ -11,15 +11,21 @@ import pytest
 import torch
 
 import tidegate
+from tests.contract.codec_contract import CONTENTS
 from tests.kit.bits import assert_same_bits
 from tests.kit.forging import edit_manifest, record_of
 from tests.kit.states import SmallTraining, odd_values, reference
 from tidegate.cli import main as run_cli
+from tidegate.codec.words import WORD_OF_DTYPE, WordType
+from tidegate.delta import DeltaPolicy
 from tidegate.pairs import DeriveOption
+from tidegate.rules import BF16_OF_F32, follow
 from tidegate.storage.memory import MemoryStore
+from tidegate.tensors import quiet_complex32
 
 CHUNK = 1 << 16
 NUMEL = 100_003
+DTYPES = [dtype for dtype in WORD_OF_DTYPE if dtype != torch.bool]
 ROUNDED = {"bf16-of-f32": torch.bfloat16, "f16-of-f32": torch.float16}
 
 
@@ -112,6 +118,42 @@ def test_odd_values_follow_where_the_rule_gives_them(tmp_path: Path) -> None:
     save(with_nans, store, derive={"w": "master"})
     assert derived_bytes(store) == {}
     assert_same_bits(load(store), with_nans)
+
+
+@pytest.mark.parametrize(
+    ("content", "codec"),
+    [
+        *((content, "zstd") for content in CONTENTS),
+        *(("nan-payloads", c) for c in ("rans", "deflate", "raw", "planes")),
+    ],
+)
+def test_every_pattern_dtype_and_codec(content: str, codec: str) -> None:
+    """Of each dtype a tensor twice, and of each pattern of fp32 both roundings: bit for bit, derived or not."""
+    rng = np.random.default_rng(3)
+    master = torch.from_numpy(CONTENTS[content](WordType.F32, NUMEL, rng).copy())
+    rounded = torch.empty(2 * NUMEL, dtype=torch.uint8)
+    follow(BF16_OF_F32, master, rounded)
+    state: dict[str, Any] = {
+        "master": master.view(torch.float32),
+        "bf16": rounded.view(torch.bfloat16),
+        "f16": master.view(torch.float32).half(),
+        "cast": master.view(torch.float32).bfloat16(),
+    }
+    pairs = dict.fromkeys(("bf16", "f16", "cast"), "master")
+    for dtype in DTYPES:
+        name, word = str(dtype).removeprefix("torch."), WORD_OF_DTYPE[dtype]
+        octets = torch.from_numpy(CONTENTS[content](word, (1 << 16) // word.itemsize, rng).copy())
+        with quiet_complex32():
+            state[name], state[f"{name}_again"] = octets.view(dtype), octets.clone().view(dtype)
+        pairs[f"{name}_again"] = name
+    store = MemoryStore()
+    save(state, store, codec=codec, derive=pairs, delta=DeltaPolicy())
+    found = derived_bytes(store)
+    assert found["same"] == len(DTYPES) << 16
+    assert found["bf16-of-f32"] >= 2 * NUMEL, "by the rule, NaNs too"
+    assert ("f16-of-f32" in found) == (not state["master"].isnan().any())
+    assert_same_bits(load(store), state)
+    assert_same_bits(load(store, part="bf16"), state["bf16"])
 
 
 def test_what_is_there_twice_is_stored_once(tmp_path: Path, device: torch.device) -> None:
