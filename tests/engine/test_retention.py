@@ -61,6 +61,7 @@ def histories(draw: st.DrawFn) -> list[CommitRecord]:
     return commits
 
 
+@settings(deadline=None)
 @given(histories(), st.integers(1, 5), st.none() | st.integers(1, 7), st.sets(st.integers(0, 60), max_size=3))
 def test_nothing_that_stays_lacks_a_base(
     commits: list[CommitRecord], keep_last: int, keep_every: int | None, best: set[int]
