@@ -14,7 +14,8 @@ from tests.contract.codec_contract import CONTENTS
 from tidegate.codec import rans, rans_numpy
 from tidegate.codec.base import RANS_CODEC, FrameHeader
 from tidegate.codec.digest import digest
-from tidegate.codec.rans_format import LOG2_SUM, BodyLayout, unpack_layout
+from tidegate.codec.rans_format import LOG2_SUM, BodyLayout
+from tidegate.codec.rans_start import unpack_layout
 from tidegate.codec.rans_survey import SAMPLED_ABOVE_TILES
 from tidegate.codec.rans_units import SHAPES, TILE_BYTES
 from tidegate.codec.words import WordType

@@ -10,9 +10,9 @@ from tidegate.codec.base import RANS_CODEC, FrameHeader
 from tidegate.codec.device_plan import BUFFER_ALIGNMENT_BYTES
 from tidegate.codec.device_report import BODY_BYTES_WORD, FAILED_WORD, STATE_WORDS
 from tidegate.codec.kernels import Kernels
-from tidegate.codec.rans_device import Launches, launch_decoder, pack_layout
-from tidegate.codec.rans_format import unpack_layout
+from tidegate.codec.rans_device import Launches, launch_decoder, pack_for_device
 from tidegate.codec.rans_plan import RansBuffers, RansPlan, max_segments, rans_encoder_memory
+from tidegate.codec.rans_start import unpack_start
 from tidegate.codec.words import WordType
 
 from .timing import CHUNK_BYTES, NUM_CHUNKS, REPEATS, hold_up, make_chunks, report, timed
@@ -72,15 +72,15 @@ def _measure(kernels: Kernels, stream: torch.cuda.Stream, word: WordType, raws: 
             kernels.launch(kernel, grid, *arguments)
 
     report(f"{name}: copy_ (ceiling)", num_bytes, timed(stream, lambda i: outs[i % len(outs)].copy_(raws[i % count])))
-    layouts = []
+    starts = []
     stored = 0
     for i in range(count):
         encode(i)
         body_bytes = int(words[BODY_BYTES_WORD])
         stored += body_bytes
         header = FrameHeader(RANS_CODEC, 1, word, num_bytes, body_bytes, 0, 0)
-        layout = unpack_layout(header, bodies[i][:body_bytes].cpu().numpy())
-        layouts.append((header, layout, torch.from_numpy(pack_layout(layout)).to(device)))
+        told = unpack_start(header, bodies[i][:body_bytes].cpu().numpy())
+        starts.append((header, told, torch.from_numpy(pack_for_device(told)).to(device)))
     ratio = f"{num_bytes * count / stored:.4f}" if stored else "none"
     report(f"{name}: encode, all kernels", num_bytes, timed(stream, encode), ratio=ratio)
     for k, (kernel, _, _) in enumerate(steps(0)):
@@ -88,9 +88,9 @@ def _measure(kernels: Kernels, stream: torch.cuda.Stream, word: WordType, raws: 
     failures = int(words[FAILED_WORD])
 
     def decode(i: int) -> None:
-        header, layout, found = layouts[i % count]
+        header, told, found = starts[i % count]
         body, out = bodies[i % count].data_ptr(), outs[i % len(outs)].data_ptr()
-        launch_decoder(kernels, header, layout, found.data_ptr(), body, out, words.data_ptr())
+        launch_decoder(kernels, header, told, found.data_ptr(), body, out, words.data_ptr())
 
     spans = timed(stream, decode)
     report(f"{name}: decode", num_bytes, spans, failed=int(words[FAILED_WORD]) - failures, ratio=ratio)
