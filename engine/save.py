@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from tidegate.codec.registry import codec_named, codec_names
-from tidegate.storage.base import DeviceStore, ObjectWriter, Store
+from tidegate.storage.base import DeviceStore, ObjectWriter, PreparedStore, Store
 
 from .commit import (
     MANIFEST_NAME,
@@ -64,7 +64,7 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     attempt = new_attempt()
     key = attempt_key(job.step, attempt, _OBJECT_NAME)
     try:
-        _prepare(store, job)
+        prepare_store(store, job)
         writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
         texts: list[bytes] = []
         record, totals = write_object(
@@ -72,33 +72,56 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
             meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
         )  # fmt: skip
         text = texts[0]
-        store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), text, expected=None)
-        records, _ = read_commits(store)
-        commit = CommitRecord(
-            step=job.step,
-            sequence=1 + max((record.sequence for record in records), default=0),
-            attempt=attempt,
-            manifest_bytes=len(text),
-            manifest_digest=xxhash.xxh3_64_intdigest(text),
-        )
-        publish(store, commit, replaces)
+        commit = commit_attempt(store, job.step, attempt, text, replaces)
     except BaseException as exc:
-        if _give_up(store, job.step, attempt):
-            raise SaveError(
-                f"save of step {job.step}: its COMMIT record was put and can be read, but the store did not confirm it "
-                f"({exc}), so a crash of the machine may undo it; save again with overwrite=True",
-                key=commit_key(job.step),
-                stage="commit",
-            ) from exc
+        if give_up(store, job.step, attempt):
+            raise unconfirmed(job.step, exc) from exc
         raise
-    if replaces is not None:
-        job.replaced = _replaced(replaces, job.step)
+    job.replaced = replaced_record(replaces, job.step)
     stored_bytes = record.num_bytes + len(text) + len(commit.dump())
     return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, totals)
 
 
-def _prepare(store: Store, job: SaveJob) -> None:
-    """Let a store that can write from device memory find out how, before the first object is created."""
+def commit_attempt(store: Store, step: int, attempt: str, manifest: bytes, replaces: bytes | None) -> CommitRecord:
+    """Put the manifest of an attempt whose objects are durable, then its COMMIT record. Blocks.
+
+    Args:
+        store: Where.
+        step: The step.
+        attempt: The attempt.
+        manifest: Its manifest.
+        replaces: The COMMIT record that it is to replace; None: there must be none.
+
+    Raises:
+        ObjectExistsError: Another attempt won.
+    """
+    store.compare_and_put(attempt_key(step, attempt, MANIFEST_NAME), manifest, expected=None)
+    records, _ = read_commits(store)
+    commit = CommitRecord(
+        step=step,
+        sequence=1 + max((record.sequence for record in records), default=0),
+        attempt=attempt,
+        manifest_bytes=len(manifest),
+        manifest_digest=xxhash.xxh3_64_intdigest(manifest),
+    )
+    publish(store, commit, replaces)
+    return commit
+
+
+def unconfirmed(step: int, exc: BaseException) -> SaveError:
+    """Return the error of a save whose COMMIT record is there although putting it has failed."""
+    return SaveError(
+        f"save of step {step}: its COMMIT record was put and can be read, but the store did not confirm it "
+        f"({exc}), so a crash of the machine may undo it; save again with overwrite=True",
+        key=commit_key(step),
+        stage="commit",
+    )
+
+
+def prepare_store(store: Store, job: SaveJob) -> None:
+    """Let a store find out what it can do, before the first object is created."""
+    if isinstance(store, PreparedStore):
+        job.notes.extend(store.prepare())
     devices = {device.index or 0 for device in set(job.table.extent_devices) if device.type == "cuda"}
     if devices and isinstance(store, DeviceStore):
         job.notes.extend(store.prepare_for_device(device) for device in sorted(devices))
@@ -111,6 +134,7 @@ def write_object(
     resources: Resources,
     *,
     stands_alone: bool = False,
+    attempt: str = "",
     meanwhile: Callable[[ObjectRecord], None] = lambda record: None,
 ) -> tuple[ObjectRecord, dict[int, CodecTotals]]:
     """Move the job's chunks into one object and seal it; abort it on any failure. Blocks.
@@ -121,13 +145,14 @@ def write_object(
         key: Its key.
         resources: What encodes.
         stands_alone: Whether the object holds its manifest itself.
+        attempt: The attempt that this manifest names.
         meanwhile: Called with what the object will be, while the last frames are being written.
     """
     appender = FrameAppender(writer, key)
     try:
         job.writes_from_device = appender.takes_device_memory
         totals = Pipeline(lambda staged: resources.encoder_for(job, staged), appender).run(job)
-        record = appender.append_tail((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
+        record = appender.append_tail((lambda: dump_manifest(_manifest(job, attempt, ()))) if stands_alone else None)
         meanwhile(record)
         appender.seal()
         if job.failure is not None:
@@ -135,7 +160,8 @@ def write_object(
     except BaseException as exc:  # noqa: BLE001 - raised again as the job's first failure
         job.fail(exc)
         writer.abort()
-        raise job.failure or exc from None
+        first = job.failure or exc
+        raise first from first.__cause__  # not from `exc`, which may have come of it
     return record, totals
 
 
@@ -145,14 +171,15 @@ def delete_attempt(store: Store, commit: CommitRecord) -> None:
         store.delete(stat.key)
 
 
-def _replaced(text: bytes, step: int) -> CommitRecord | None:
+def replaced_record(text: bytes | None, step: int) -> CommitRecord | None:
+    """Return what a COMMIT record said that has been replaced; None if there was none, or it is damaged."""
     try:
-        return parse_commit(text, step)
+        return None if text is None else parse_commit(text, step)
     except CorruptCheckpointError:
         return None  # which attempt it named is unknown; `gc` finds what it left
 
 
-def _give_up(store: Store, step: int, attempt: str) -> bool:
+def give_up(store: Store, step: int, attempt: str) -> bool:
     """Delete what a failed attempt wrote, unless it was published after all: then say so.
 
     What cannot be deleted is a leftover, which readers ignore and `gc` removes.
@@ -196,12 +223,15 @@ def make_report(
     )
 
 
-def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
-    created: dict[str, JSON] = {
+def made_by() -> dict[str, JSON]:
+    """Say, for people, what writes a manifest, and when."""
+    return {
         "tidegate": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return Manifest(job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks)
 
+
+def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
+    return Manifest(job.step, attempt, made_by(), job.metadata, objects, job.table, job.plan.chunks)
