@@ -1,7 +1,8 @@
-# make test   everything that checks the project
-# make demo   train, get killed in the middle of a save, resume, compare bit for bit
-# make bench  the CPU benchmark; results go to bench/results/
-# make clean  remove what these made
+# make test      everything that checks the project
+# make demo      train, get killed in the middle of a save, resume, compare bit for bit
+# make demo-s3   the same on S3: a SeaweedFS server on loopback
+# make bench     the CPU benchmark; results go to bench/results/
+# make clean     remove what these made
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,8 +10,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CPU_TORCH := torch==2.13.0
 SOURCES := $(wildcard engine/* codec/* storage/*)
+TWO_AT_A_TIME := tests/codec/ tests/hostile/ tests/s3/
 
-.PHONY: test lint types unit demo bench clean
+.PHONY: test lint types unit demo demo-s3 bench clean
 
 test: lint types unit
 
@@ -20,11 +22,16 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# What measures no time goes two at a time.
 unit: $(STAMP)
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest $(filter-out $(TWO_AT_A_TIME),$(wildcard tests/*/ tests/test_*.py)) --cov --cov-report=
+	$(BIN)/python -m pytest $(TWO_AT_A_TIME) -n 2 --cov --cov-append --cov-report=term
 
 demo: $(STAMP)
 	$(BIN)/python -m demo.run
+
+demo-s3: $(STAMP)
+	$(BIN)/python -m demo.run --s3
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.save

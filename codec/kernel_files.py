@@ -46,8 +46,8 @@ RANS_FILES = ("rans_look", "rans_encode", "rans_decode")
 
 COMMON_FILES = {
     "rans_look": ("rans_units", "rans_chunk"),
-    "rans_encode": ("rans_units", "rans_chunk"),
-    "rans_decode": ("rans_units",),
+    "rans_encode": ("rans_units", "rans_chunk", "rans_code"),
+    "rans_decode": ("rans_units", "rans_join"),
 }
 """What is put in front of a file."""
 

@@ -103,10 +103,8 @@ def _decode_segment(
     states = np.empty(NUM_LANES, dtype=np.uint64)
     left = 0
     if kind == _CODED:
-        for lane in range(NUM_LANES):
-            states[lane] = np.uint64(words[(place >> 2) + lane])
-            if states[lane] < np.uint64(_LOWEST_STATE):
-                return False
+        if not _first_states(states, words, place >> 2):
+            return False
         place += STATES_BYTES
         left = (end - place) >> 1
     else:
@@ -117,10 +115,7 @@ def _decode_segment(
     second_start = plane_start + 2 * num_coded * per_tile
     fields = np.zeros(per_tile, dtype=np.uint64)
     symbols = np.empty(per_tile, dtype=np.uint8)
-    kept = np.zeros(num_fields, dtype=np.uint64)
-    left_fields = num_fields
-    if num_fields > 0:
-        _load_sparse(body, raw_offset, num_fields, widths, kept)
+    kept, left_fields = _load_sparse(body, raw_offset, num_fields, widths), num_fields
     for back in range(num_coded):
         row = num_coded - 1 - back
         begin = (first_tile + which[row]) * per_tile
@@ -146,6 +141,16 @@ def _decode_segment(
         else:
             _load_fields(body, raw_offset, row, num_coded, widths, per_tile, carried, fields)
             join_tile(symbols, fields, num_units, cut, raw, unit_bytes, begin)
+    return True
+
+
+@inner
+def _first_states(states, words, first):
+    """Read what decoding starts with; return False if no coder leaves such states."""
+    for lane in range(NUM_LANES):
+        states[lane] = np.uint64(words[first + lane])
+        if states[lane] < np.uint64(_LOWEST_STATE):
+            return False
     return True
 
 
@@ -187,16 +192,18 @@ def _last_states(states, left, has_fields, carried):
 
 
 @inner
-def _load_sparse(body, raw_offset, num_fields, widths, kept):
-    """Read all raw fields of a segment with the flag E."""
+def _load_sparse(body, raw_offset, num_fields, widths):
+    """Read all raw fields of a segment with the flag E; none without it."""
+    kept = np.zeros(num_fields, dtype=np.uint64)
     lowest = 0
     for plane in range(widths.size):
         width = widths[plane]
-        if width == 0:
+        if width == 0 or num_fields == 0:
             break
         load_plane(kept, num_fields, width, np.uint64(lowest), body, raw_offset)
         lowest += width
         raw_offset = (raw_offset + num_fields * width // 8 + 15) & ~15
+    return kept
 
 
 @inner

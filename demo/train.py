@@ -25,7 +25,7 @@ def new_trainer(size: Size) -> Trainer:
     return Trainer(torch.device("cuda" if torch.cuda.is_available() else "cpu"), size)
 
 
-def train(root: Path, size: Size, num_steps: int, save_every: int, log: Path | None) -> Trainer:
+def train(root: str, size: Size, num_steps: int, save_every: int, log: Path | None) -> Trainer:
     """Train to `num_steps`, saving every few steps; append each save's figures to `log`."""
     trainer = new_trainer(size)
     with tidegate.CheckpointEngine(root, keep_last=3) as engine:
@@ -53,18 +53,19 @@ def note(log: Path | None, report: tidegate.SaveReport | None) -> None:
 
 
 def main() -> None:
-    """Parse the command line, train, and write the result as one file beside the root."""
+    """Parse the command line, train, and write the last state as one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path)
+    parser.add_argument("root", help="a folder, or s3://bucket/prefix")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--result", type=Path, help="where the last state goes; default: ROOT.tg")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     trainer = train(args.root, SIZES[args.size], args.steps, args.save_every, args.log)
-    tidegate.save(trainer.state(), args.root.parent / f"{args.root.name}.tg")
+    tidegate.save(trainer.state(), args.result or f"{args.root.rstrip('/')}.tg")
 
 
 if __name__ == "__main__":

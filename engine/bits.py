@@ -38,11 +38,12 @@ def copy_bits(target: torch.Tensor, source: torch.Tensor) -> None:
     """
     target, source = target.detach(), source.detach()
     if (target.is_conj(), target.is_neg()) == (source.is_conj(), source.is_neg()):
-        target, source = _as_integers(target), _as_integers(source)
+        target, source = as_integers(target), as_integers(source)
     target.copy_(source)
 
 
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor's elements as integers, those of 16 bytes as two along one more dimension."""
     plain = _plain(tensor)
     if plain.itemsize not in _CARRIERS:
         plain = torch.view_as_real(plain)

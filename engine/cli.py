@@ -1,4 +1,4 @@
-"""Look at checkpoints from a shell: list, inspect, verify, gc, prune. Only the last two write; no file can run code."""
+"""Look at checkpoints from a shell: list, inspect, verify, gc, prune, convert. Nothing that a file names is run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tidegate.storage.open import open_store
 from .commit import CommitRecord, leftovers, read_commits
 from .container import read_index
 from .errors import CheckpointError, CheckpointNotFoundError, ConfigError
-from .load import open_checkpoint
+from .load import manifest_text, open_checkpoint
 from .manifest import Manifest, parse_manifest
+from .rank_object import open_rank_object
 from .restore import LoadPlan, check_frames, plan_load
 from .retention import KeepBest, KeepPolicy, Retention, retire
+from .sharded_manifest import ShardedManifest, is_sharded, parse_sharded
 from .translate import load_error
 
 
@@ -57,7 +59,23 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--min-age-s", type=float, default=3600.0, help="spare younger ones, which a live save may be writing"
             )
+    convert = commands.add_parser("convert", help="convert to or from torch.save, safetensors and DCP's own format")
+    convert.add_argument("source", help="a .tg file, a root, a file of torch.save or safetensors, or a folder of DCP's")
+    convert.add_argument("target", help="a file of such a suffix, or a folder or URL")
+    formats = ("tidegate", "torch", "safetensors", "dcp")
+    convert.add_argument("--to", choices=formats, help="the target's format, where its name does not tell")
+    convert.add_argument("--step", type=int, help="the step that is read, or that a root gets")
+    convert.add_argument("--part", help='the part of ours to take, such as "model"')
+    convert.add_argument("--codec", default="auto", help="as for tidegate.save")
+    convert.set_defaults(run=_convert)
     return parser
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from .convert import convert
+
+    convert(args.source, args.target, to=args.to, step=args.step, part=args.part, codec=args.codec)
+    return 0
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -74,7 +92,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    _, manifest, plan = _open(args)
+    store, manifest, plan = _open(args)
+    if isinstance(manifest, ShardedManifest):
+        return _inspect_ranks(store, manifest)
     table = manifest.table
     raw_bytes = sum(table.extent_bytes)
     stored_bytes = sum(item.entry.header.padded_bytes for item in plan.items)
@@ -96,8 +116,34 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     store, manifest, plan = _open(args)
+    if isinstance(manifest, ShardedManifest):
+        return _verify_ranks(store, manifest)
     check_frames(store, manifest.table, plan)
     print(f"step {manifest.step}: {len(plan.items)} frames are whole")
+    return 0
+
+
+def _inspect_ranks(store: Store, manifest: ShardedManifest) -> int:
+    opened = [open_rank_object(store, manifest, rank) for rank in range(len(manifest.objects))]
+    raw_bytes = sum(sum(rank.table.extent_bytes) for rank in opened)
+    stored_bytes = sum(item.entry.header.padded_bytes for rank in opened for item in rank.plan.items)
+    num_frames = sum(len(rank.plan.items) for rank in opened)
+    print(f"step {manifest.step}, {len(manifest.shards.names)} tensors of {len(opened)} ranks, {num_frames} frames")
+    print(f"raw {raw_bytes:,} bytes, stored {stored_bytes:,} bytes")
+    for name, value in manifest.created.items():
+        print(f"{name}: {value}")
+    dtypes = Counter(spec.dtype for _, spec, _ in manifest.shards.tensors())
+    print("dtypes: " + ", ".join(f"{name} × {count}" for name, count in dtypes.most_common()))
+    return 0
+
+
+def _verify_ranks(store: Store, manifest: ShardedManifest) -> int:
+    num_frames = 0
+    for rank in range(len(manifest.objects)):
+        opened = open_rank_object(store, manifest, rank)
+        check_frames(store, opened.table, opened.plan)
+        num_frames += len(opened.plan.items)
+    print(f"step {manifest.step}: {num_frames} frames of {len(manifest.objects)} ranks are whole")
     return 0
 
 
@@ -136,7 +182,7 @@ def _best(text: str | None) -> KeepBest | None:
     return KeepBest(name, int(num or "1"), mode or "min")  # type: ignore[arg-type]
 
 
-def _open(args: argparse.Namespace) -> tuple[Store, Manifest, LoadPlan]:
+def _open(args: argparse.Namespace) -> tuple[Store, Manifest | ShardedManifest, LoadPlan]:
     path = Path(args.root)
     if path.is_file():
         path = path.resolve()  # a link that the caller names is the caller's own; stores follow none
@@ -153,7 +199,10 @@ def _open(args: argparse.Namespace) -> tuple[Store, Manifest, LoadPlan]:
     if not found:
         wanted = "no checkpoint" if args.step is None else f"no step {args.step}"
         raise CheckpointNotFoundError(f"{wanted} is committed at {store.url}")
-    return store, *open_checkpoint(store, found[-1])
+    text = manifest_text(store, found[-1])
+    if is_sharded(text):
+        return store, parse_sharded(text, found[-1].manifest_key), LoadPlan(())
+    return store, *open_checkpoint(store, found[-1], text)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ COMMIT_NAME = "COMMIT"
 MANIFEST_NAME = "manifest.json"
 MAX_STEP = 10**10 - 1
 _MAX_COMMIT_BYTES = 1 << 16
+_MAX_MANIFEST_BYTES = 4 << 30
 _STEP_FOLDER = re.compile(r"step-(\d{10})")
 _ATTEMPT = re.compile("[0-9a-f]{8,40}")
 _DIGEST = re.compile("[0-9a-f]{16}")
@@ -193,6 +194,21 @@ def read_commits(store: Store) -> tuple[list[CommitRecord], dict[int, CorruptChe
             damaged[step] = exc
     records.sort(key=lambda record: (record.sequence, record.step))
     return records, damaged
+
+
+def read_manifest(store: Store, record: CommitRecord) -> bytes:
+    """Read a commit's manifest, and check that it is the one. Blocks."""
+    key = record.manifest_key
+    num_bytes = store.stat(key).num_bytes
+    if num_bytes != record.manifest_bytes or num_bytes > _MAX_MANIFEST_BYTES:
+        raise CorruptCheckpointError(
+            f"{key} has {num_bytes} bytes; its COMMIT record says {record.manifest_bytes}", key=key, stage="open"
+        )
+    text = bytearray(num_bytes)
+    store.read_into(key, 0, memoryview(text))
+    if xxhash.xxh3_64_intdigest(bytes(text)) != record.manifest_digest:
+        raise CorruptCheckpointError(f"{key} is damaged: its checksum does not hold", key=key, stage="open")
+    return bytes(text)
 
 
 def publish(store: Store, record: CommitRecord, replaces: bytes | None) -> None:

@@ -17,11 +17,12 @@ from .errors import CheckpointError
 from .frames import HostDecoder
 from .job import SaveJob
 from .kept import KeptChunks
-from .load import open_checkpoint
+from .load import manifest_text, open_checkpoint
 from .manifest import Manifest
 from .open_objects import OpenObjects
 from .plan import Chunk
 from .rebuild import tensor_paths
+from .sharded_manifest import is_sharded
 from .table import StateTable
 
 
@@ -131,7 +132,10 @@ def _newest(store: Store, job: SaveJob) -> _Last | None:
     records, _ = read_commits(store)
     if not records:
         return None
-    manifest, plan = open_checkpoint(store, records[-1])
+    text = manifest_text(store, records[-1])
+    if is_sharded(text):
+        return None
+    manifest, plan = open_checkpoint(store, records[-1], text)
     if manifest.chunks != job.plan.chunks or not _is_alike(manifest, job.table):
         return None
     stored = frozenset(item.chunk.index for item in plan.items)

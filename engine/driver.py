@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 from tidegate.storage.workers import WorkerPool
@@ -11,10 +13,14 @@ from .errors import CheckpointError, WaitTimeoutError
 from .job import SaveJob
 from .options import Options
 from .reduce import reduce_checkpoint
+from .report import SaveReport
 from .resources import Resources
 from .retention import Retention, drop_replaced, retire
 from .save import write_checkpoint
 from .translate import save_error
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 
 class Driver:
@@ -24,13 +30,15 @@ class Driver:
         store: Where checkpoints go.
         resources: Threads, buffers and encoders.
         options: The engine's options.
+        ranks: The ranks that save together, if there are several.
     """
 
-    def __init__(self, store: Store, resources: Resources, options: Options) -> None:
+    def __init__(self, store: Store, resources: Resources, options: Options, ranks: Ranks | None = None) -> None:
         self._store = store
         self._resources = resources
         self._options = options
         self._retention = Retention(options.keep_policy)
+        self._ranks = ranks
         self._thread = WorkerPool(1, "tidegate-save")
         self._unseen_failure: CheckpointError | None = None
         self._unseen_notes: list[str] = []
@@ -57,9 +65,11 @@ class Driver:
         Raises:
             SaveError: The failure.
             WaitTimeoutError: The save goes on.
+            RankFailedError: This rank has let the deadline pass and hangs still, while all others have given up.
         """
         job = self.job
-        if job is not None and not job.finished.wait(timeout_s):
+        if job is not None and not job.finished.wait(job.future.shortened(timeout_s)):
+            job.future.check_in_time()
             raise WaitTimeoutError(
                 f"the save of step {job.step} has not ended after {timeout_s} s; it goes on, wait again"
             )
@@ -78,7 +88,7 @@ class Driver:
 
     def _run(self, job: SaveJob, overwrite: bool) -> None:
         try:
-            report = write_checkpoint(job, self._store, self._resources, overwrite=overwrite)
+            report = self._write(job, overwrite)
         except BaseException as exc:  # noqa: BLE001 - delivered through the future and the next settle
             job.fail(exc)
             job.take_back()  # before the state is released: the training thread may still be staging it
@@ -94,7 +104,16 @@ class Driver:
                 at_exit.let_go(self)
             job.finished.set()
 
+    def _write(self, job: SaveJob, overwrite: bool) -> SaveReport:
+        if self._ranks is None or job.rank_save is None:
+            return write_checkpoint(job, self._store, self._resources, overwrite=overwrite)
+        from .sharded_save import write_sharded
+
+        return write_sharded(job, job.rank_save, self._ranks, self._store, self._resources)
+
     def _retain(self, job: SaveJob) -> None:
+        if self._ranks is not None and not self._ranks.is_coordinator:
+            return
         try:
             if job.replaced is not None:
                 drop_replaced(self._store, job.replaced)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import threading
 import time
@@ -11,38 +10,41 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
-from tidegate.storage.open import open_store
 from tidegate.storage.output_file import IOMode
 
-from .commit import MAX_STEP, committed_steps
+from .checkpoint_id import checked_step
+from .commit import committed_steps
 from .delta import DeltaPolicy
-from .derived import DerivedChunks
-from .derived_device import Comparisons
-from .device_layout import LayoutCache
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
 from .fence import Fence
 from .future import SaveFuture
 from .job import SaveJob
+from .join import join_ranks
 from .load import load_latest, load_step
+from .open_root import open_root
 from .options import OnBusy, Options, Verify
-from .pairs import DeriveOption, PairFinder
-from .planned import PlanCache
+from .pairs import DeriveOption
+from .preparation import Preparation
 from .report import SaveReport
 from .resources import Resources
 from .restore import MapLocation, PartPaths
 from .retention import KeepBest
 from .save import check_absent
 from .snapshot import SnapshotMode, Stager
-from .state import Describer
 from .translate import load_error, save_error
 from .types import JSON
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from .ranks import RankSave
 
 
 class CheckpointEngine:
@@ -74,8 +76,14 @@ class CheckpointEngine:
             or "auto", which measures once and takes the faster.
         derive: Do not store what follows from the rest of the state: bf16 and fp16 tensors that are, in every bit, the
             rounding of an fp32 one, and tensors that are alike. Each save looks at every bit. Or the paths of such
-            tensors, and for each that of what it follows from; or False.
+            tensors, and for each that of what it follows from; or False. None: as True, but as False with a
+            `process_group`, where what follows is often on another rank than its source.
         delta: Store checkpoints as differences to the one before; see DeltaPolicy. None: store all of each.
+        process_group: The ranks that save and load together, each an engine with the same arguments at the same time.
+            States are then mappings with DTensors or whatever else `torch.distributed.checkpoint` can shard. Not with
+            `derive`, `delta` and `keep_parts`.
+        rank_deadline_s: How long a save may take on all ranks; then it has failed on all.
+        rank_silence_s: A rank whose process shows no sign of life for so long has failed.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -100,8 +108,11 @@ class CheckpointEngine:
         keep_parts: Sequence[str] = (),
         keep_full_last: int | None = None,
         io: IOMode = "auto",
-        derive: DeriveOption = True,
+        derive: DeriveOption | None = None,
         delta: DeltaPolicy | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        rank_deadline_s: float = 1800.0,
+        rank_silence_s: float = 30.0,
     ) -> None:
         self._options = Options(
             codec=codec,
@@ -122,19 +133,16 @@ class CheckpointEngine:
         )
         self._resources = Resources(self._options)
         try:
-            self._store = _open(root, io)
+            self._store = open_root(root, io)
+            self._ranks = join_ranks(process_group, self._options, rank_deadline_s, rank_silence_s)
         except BaseException:
             self._resources.close()
             raise
         self._owns_store = self._store is not root
         self._stager = Stager(snapshot, self._resources.staging, self._resources.snapshot)
-        self._driver = Driver(self._store, self._resources, self._options)
+        self._driver = Driver(self._store, self._resources, self._options, self._ranks)
         self._fence = Fence(lambda: self._driver.job)
-        self._describer = Describer()
-        self._pairs = PairFinder(derive)
-        self._plans = PlanCache(self._resources.chunk_bytes)
-        self._layouts = LayoutCache()
-        self._comparisons = Comparisons()
+        self._preparation = Preparation(self._resources, with_ranks=self._ranks is not None)
         self._saving_thread: int | None = None
         self._pid = os.getpid()
         self._is_closed = False
@@ -164,14 +172,16 @@ class CheckpointEngine:
         """
         start_s = time.perf_counter()
         self._check_usable()
-        step = _checked_step(step)
+        step = checked_step(step)
         metadata = _checked_metadata(metadata)
         self._check_not_inside_save()
         if self._driver.is_busy and self._options.on_busy != "wait":
             return self._refuse(step)
         try:
             self._settle_and_lock()
-            job = self._describe(state, step, overwrite, metadata)
+            save = self._ranks.begin(step, overwrite) if self._ranks is not None else None
+            with self._telling_ranks(save):
+                job = self._describe(state, step, overwrite, metadata, save)
             self._begin(job, overwrite)
         finally:
             self._saving_thread = None
@@ -217,9 +227,11 @@ class CheckpointEngine:
             CorruptCheckpointError: It is damaged, and for "latest" all before it are.
             LoadError: It cannot be read, `into` does not fit, or there is no such part.
         """
+        if self._ranks is not None:
+            return self._ranks.load(self._store, step, map_location=map_location, into=into, part=part)
         if step == "latest":
             return load_latest(self._store, map_location=map_location, into=into, part=part)
-        return load_step(self._store, _checked_step(step), map_location=map_location, into=into, part=part)
+        return load_step(self._store, checked_step(step), map_location=map_location, into=into, part=part)
 
     def steps(self) -> list[int]:
         """List the committed steps in ascending order. Blocks for a look at the store."""
@@ -253,10 +265,11 @@ class CheckpointEngine:
         finally:
             self._is_closed = True
             self._fence.detach()
-            self._layouts.clear()
-            self._comparisons.clear()
+            self._preparation.clear()
             if self._pid == os.getpid():
                 self._driver.close()
+                if self._ranks is not None:
+                    self._ranks.close()
                 self._resources.close()
                 if self._owns_store:
                     self._store.close()
@@ -274,23 +287,38 @@ class CheckpointEngine:
                 raise
             error.add_note(f"tidegate: the save in flight failed too: {exc}")
 
-    def _describe(self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON]) -> SaveJob:
-        table = self._describer.describe(state)
+    @contextmanager
+    def _telling_ranks(self, save: RankSave | None) -> Iterator[None]:
+        """Tell the other ranks if the body fails: they wait for this one."""
+        try:
+            yield
+        except BaseException as exc:
+            if save is None or self._ranks is None:
+                raise
+            self._ranks.fail_plan(save, exc)
+            if isinstance(exc, CheckpointError) or not isinstance(exc, Exception):
+                raise
+            raise save_error(exc, f"save of step {save.step}", stage="plan") from exc
+
+    def _describe(
+        self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON], save: RankSave | None
+    ) -> SaveJob:
+        if self._ranks is None or save is None:
+            table = self._preparation.describe(state)
+            self._check_absent(step, overwrite)
+            return self._preparation.job_of(table, step, metadata)
+        if self._ranks.is_coordinator:
+            self._check_absent(step, overwrite)
+        table = self._preparation.describe(self._ranks.plan(save, state))
+        job = self._preparation.job_of(table, step, metadata)
+        self._ranks.equip(job, save)
+        return job
+
+    def _check_absent(self, step: int, overwrite: bool) -> None:
         try:
             check_absent(self._store, step, overwrite)
         except StorageError as exc:
             raise save_error(exc, f"save of step {step}") from exc
-        planned = self._plans.of(table, self._pairs.of(table))
-        derived = DerivedChunks(planned.candidates)
-        self._pairs.watch(derived)
-        job = SaveJob(
-            step, table, planned.plan, metadata, self._resources.wake,
-            layouts=self._layouts, chunk_order=planned.chunk_order, derived=derived,
-            comparisons=self._comparisons,
-        )  # fmt: skip
-        self._resources.prepare(has_cuda=planned.has_cuda)
-        self._resources.take_peak_host_bytes()
-        return job
 
     def _begin(self, job: SaveJob, overwrite: bool) -> None:
         """Start the background thread and stage the state. What goes wrong here ends the job and is told here only."""
@@ -349,30 +377,9 @@ class CheckpointEngine:
             raise ConfigError("this engine was made before a fork; its threads are not here, make a new one")
 
 
-def _checked_step(step: int) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        raise ConfigError(f"step is {step!r}; give a whole number") from None
-    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
-        raise ConfigError(f"step is {step!r}; give a whole number from 0 to {MAX_STEP:,}")
-    return number
-
-
 def _checked_metadata(metadata: Mapping[str, JSON] | None) -> Mapping[str, JSON]:
     try:
         copied = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(f"metadata is not JSON: {exc}; put what is not JSON into the state") from exc
     return copied  # type: ignore[no-any-return]
-
-
-def _open(root: str | os.PathLike[str] | Store, io: IOMode) -> Store:
-    if not isinstance(root, str | os.PathLike):
-        return root
-    if io not in get_args(IOMode):
-        raise ConfigError(f"io is {io!r}; choose one of {', '.join(get_args(IOMode))}")
-    try:
-        return open_store(root, io=io)
-    except StorageError as exc:
-        raise ConfigError(f"root {root!r} cannot be used: {exc}") from exc

@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from .job import SaveJob
+from .sources import local_shard
 from .table import StateTable
 
 _Counts = list[tuple[int, list[int]]]
@@ -86,25 +87,26 @@ class Fence:
         self._owned = None
 
     def _look_up(self, table: StateTable) -> frozenset[int]:
-        owned = self._storages()
+        owned = owned_storages(self._optimizers)
         return frozenset(
             extent
             for extent, source in enumerate(table.sources)
             if not source.num_bytes or source.storage.data_ptr() in owned
         )
 
-    def _storages(self) -> set[int]:
-        """Addresses of the storages of all parameters and optimizer states."""
-        tensors = [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
-        tensors += [
-            value
-            for o in self._optimizers
-            for state in o.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
     def _counts(self) -> _Counts:
         """How many parameters have states, and how many parameters each group has, by optimizer."""
         return [(len(o.state), [len(group["params"]) for group in o.param_groups]) for o in self._optimizers]
+
+
+def owned_storages(optimizers: Sequence[torch.optim.Optimizer]) -> frozenset[int]:
+    """Return the addresses of the storages of all parameters and optimizer states; of a DTensor, of its local shard."""
+    tensors = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    tensors += [
+        value
+        for o in optimizers
+        for state in o.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return frozenset(local_shard(tensor).untyped_storage().data_ptr() for tensor in tensors)

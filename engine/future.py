@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 
-from .errors import WaitTimeoutError
+from .errors import RankFailedError, WaitTimeoutError
 from .latch import Latch
 from .report import SaveReport
 
@@ -20,6 +21,26 @@ class SaveFuture(Future[SaveReport]):
         super().__init__()
         self._staged = Latch()
         self._ended = Latch()
+        self._limit_s: float | None = None
+
+    def limit(self, deadline_s: float) -> None:
+        """Let nobody wait beyond `deadline_s`, by `time.monotonic`; not for callers."""
+        self._limit_s = deadline_s
+
+    def shortened(self, timeout: float | None) -> float | None:
+        """Return how long one may wait who would wait for `timeout` seconds; not for callers."""
+        if self._limit_s is None:
+            return timeout
+        left_s = max(0.0, self._limit_s - time.monotonic())
+        return left_s if timeout is None else min(timeout, left_s)
+
+    def check_in_time(self) -> None:
+        """Raise RankFailedError if the save has not ended by its limit; not for callers."""
+        if self._limit_s is not None and time.monotonic() >= self._limit_s and not self._ended.is_set():
+            raise RankFailedError(
+                "this rank still hangs in a save that all ranks have given up, as its deadline has passed; look at its "
+                "store and its GPU. The save ends when it wakes; another cannot begin before"
+            )
 
     @property
     def is_staged(self) -> bool:
@@ -65,7 +86,8 @@ class SaveFuture(Future[SaveReport]):
         self._ended.set()
 
     def _await(self, timeout: float | None) -> None:
-        if not self._ended.wait(timeout):
+        if not self._ended.wait(self.shortened(timeout)):
+            self.check_in_time()
             raise TimeoutError(f"the save has not ended after {timeout} s; it goes on, ask again")
 
     def wait_staged(self, timeout: float | None = None) -> None:

@@ -26,6 +26,7 @@ from .types import JSON
 
 if TYPE_CHECKING:
     from .delta_save import DeltaSave
+    from .ranks import RankSave
 
 
 @dataclass(slots=True)
@@ -83,6 +84,9 @@ class SaveJob:
 
     Attributes:
         failure: What went wrong first.
+        check_unchanged: Called when all that is read in place has been read; raises TornSnapshotError if something that
+            `_version` of the table's tensors does not show has changed it.
+        rank_save: What this rank and the others know of it, where several save together.
         live_layouts: For chunks that are read in place, by device: how to gather one of them on its device.
         device_copies: Recorded behind the copies of CUDA tensors that the call has queued.
         parts: The keys of an earlier checkpoint's state that this one keeps; none: it is a save of its own.
@@ -141,6 +145,8 @@ class SaveJob:
         self.device_copies: list[torch.cuda.Event] = []
         self.is_let_go = False
         self.writes_from_device = False
+        self.check_unchanged: Callable[[], None] = lambda: None
+        self.rank_save: RankSave | None = None
         self.written_bytes = 0
         self._wake = wake
         self._is_drained = False
@@ -282,6 +288,10 @@ class SaveJob:
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
         self._check_unmoved(self._live)
+        try:
+            self.check_unchanged()
+        except TornSnapshotError as exc:
+            self.fail(exc)
         self._live.clear()
         self.future.mark_staged()
 
@@ -307,4 +317,3 @@ class SaveJob:
                 stage="stage",
             )
         )
-

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import warnings
 
-import xxhash
-
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 
@@ -18,6 +16,7 @@ from .commit import (
     parse_commit,
     read_commit_bytes,
     read_commits,
+    read_manifest,
 )
 from .container import ObjectIndex, read_index
 from .delta import check_chain
@@ -30,11 +29,11 @@ from .errors import (
 )
 from .manifest import Manifest, parse_manifest
 from .restore import LoadPlan, MapLocation, PartPaths, load_state, plan_load
+from .sharded_manifest import is_sharded
 from .translate import load_error
 
 _NUM_TRIES = 20
 _NUM_EMPTY_LOOKS = 3
-_MAX_MANIFEST_BYTES = 4 << 30
 
 
 def load_step(
@@ -55,8 +54,7 @@ def load_step(
             raise CheckpointNotFoundError(f"step {step} is not committed at {store.url}; committed are: {_some(store)}")
         record = parse_commit(text, step)
         try:
-            manifest, plan = open_checkpoint(store, record)
-            return load_state(store, manifest, plan, map_location=map_location, into=into, part=part)
+            return _load(store, record, map_location, into, part)
         except CheckpointError:
             if attempt == _NUM_TRIES - 1 or _commit_text(store, step) == text:
                 raise
@@ -79,8 +77,7 @@ def load_latest(
         failures: dict[int, CheckpointError] = dict(damaged)
         for record in reversed(records):
             try:
-                manifest, plan = open_checkpoint(store, record)
-                state = load_state(store, manifest, plan, map_location=map_location, into=into, part=part)
+                state = _load(store, record, map_location, into, part)
             except (CorruptCheckpointError, LoadOSError) as exc:
                 if isinstance(exc, LoadOSError) and exc.errno != errno.EIO:
                     raise
@@ -103,6 +100,31 @@ def load_latest(
     raise CheckpointNotFoundError(f"the checkpoints at {store.url} are retired faster than they can be read")
 
 
+def _load(
+    store: Store, record: CommitRecord, map_location: MapLocation, into: object | None, part: PartPaths
+) -> object:
+    """Load what a commit holds, whether one rank wrote it or several. Blocks."""
+    text = manifest_text(store, record)
+    if is_sharded(text):
+        from .sharded_load import load_sharded, parse_commit_manifest
+
+        manifest = parse_commit_manifest(store, record, text)
+        return load_sharded(store, manifest, map_location=map_location, into=into, part=part)
+    checked, plan = open_checkpoint(store, record, text)
+    return load_state(store, checked, plan, map_location=map_location, into=into, part=part)
+
+
+def manifest_text(store: Store, record: CommitRecord) -> bytes:
+    """Read and check a commit's manifest as it is stored. Blocks. Raises CorruptCheckpointError, LoadError."""
+    key = record.manifest_key
+    try:
+        return read_manifest(store, record)
+    except CheckpointError:
+        raise
+    except Exception as exc:
+        raise load_error(exc, f"opening step {record.step}, {key}", stage="open", key=key) from exc
+
+
 def _warn(failures: dict[int, CheckpointError], loaded: int) -> None:
     for step, failure in sorted(failures.items()):
         warnings.warn(
@@ -112,13 +134,18 @@ def _warn(failures: dict[int, CheckpointError], loaded: int) -> None:
         )
 
 
-def open_checkpoint(store: Store, record: CommitRecord) -> tuple[Manifest, LoadPlan]:
+def open_checkpoint(store: Store, record: CommitRecord, text: bytes | None = None) -> tuple[Manifest, LoadPlan]:
     """Read and check a checkpoint's manifest and indexes, and those of all that it is a difference to. Blocks.
+
+    Args:
+        store: Where it is.
+        record: Its commit.
+        text: Its manifest, where the caller has read it.
 
     Raises:
         CorruptCheckpointError, LoadError: With the object named, and both steps where it is that of a base.
     """
-    newest = manifest = _open_manifest(store, record)
+    newest = manifest = _open_manifest(store, record, text)
     chain = [manifest]
     while manifest.delta is not None:
         base = manifest.delta.base
@@ -145,10 +172,10 @@ def _needs_base(newest: Manifest, base: CommitRecord | Manifest, exc: Checkpoint
     )
 
 
-def _open_manifest(store: Store, record: CommitRecord) -> Manifest:
+def _open_manifest(store: Store, record: CommitRecord, text: bytes | None = None) -> Manifest:
     key = record.manifest_key
     try:
-        manifest = parse_manifest(read_manifest(store, record), key)
+        manifest = parse_manifest(manifest_text(store, record) if text is None else text, key)
         if manifest.step != record.step or manifest.attempt != record.attempt:
             raise CorruptCheckpointError(f"{key} belongs to another checkpoint", key=key, stage="open")
         check_chain(record, manifest.delta)
@@ -180,21 +207,6 @@ def _open_objects(store: Store, manifest: Manifest) -> list[ObjectIndex]:
             )
         indexes.append(index)
     return indexes
-
-
-def read_manifest(store: Store, record: CommitRecord) -> bytes:
-    """Read a checkpoint's manifest and check it against its COMMIT record. Blocks."""
-    key = record.manifest_key
-    num_bytes = store.stat(key).num_bytes
-    if num_bytes != record.manifest_bytes or num_bytes > _MAX_MANIFEST_BYTES:
-        raise CorruptCheckpointError(
-            f"{key} has {num_bytes} bytes; its COMMIT record says {record.manifest_bytes}", key=key, stage="open"
-        )
-    text = bytearray(num_bytes)
-    store.read_into(key, 0, memoryview(text))
-    if xxhash.xxh3_64_intdigest(bytes(text)) != record.manifest_digest:
-        raise CorruptCheckpointError(f"{key} is damaged: its checksum does not hold", key=key, stage="open")
-    return bytes(text)
 
 
 def _commit_text(store: Store, step: int) -> bytes | None:

@@ -16,6 +16,7 @@ from .delta import DELTA, DeltaPart, delta_from_json, delta_to_json
 from .derived import Derivation
 from .derived_json import DERIVED, derived_from_json, derived_to_json
 from .errors import CorruptCheckpointError
+from .json_fields import as_dict, as_int, as_ints, as_list, as_str
 from .paths import shown
 from .plan import MAX_CHUNK_BYTES, Chunk
 from .table import StateTable, validate_table
@@ -128,7 +129,7 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
     extent_bytes = _unpack_runs(fields["extent_bytes"], key, max_tensors)
     table = StateTable(
         skeleton=fields["state"],
-        specs=[spec_from_json(spec) for spec in _list(fields["specs"])],
+        specs=[spec_from_json(spec) for spec in as_list(fields["specs"])],
         tensor_spec=tensor_spec,
         tensor_extent=tensor_extent,
         tensor_offset=tensor_offset,
@@ -136,27 +137,27 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
         extent_words=extent_words,
     )
     validate_table(table)
-    chunks = _parse_chunks(_list(fields["chunks"]), table, key)
-    objects = tuple(_parse_object(item) for item in _list(fields["objects"]))
+    chunks = _parse_chunks(as_list(fields["chunks"]), table, key)
+    objects = tuple(_parse_object(item) for item in as_list(fields["objects"]))
     if len({item.key for item in objects}) != len(objects):
         raise _damaged(key, "it names an object twice")
     return Manifest(
-        step=_int(fields["step"], minimum=-1),
-        attempt=_str(fields["attempt"]),
-        created=_dict(fields["created"]),
-        metadata=_dict(fields["metadata"]),
+        step=as_int(fields["step"], minimum=-1),
+        attempt=as_str(fields["attempt"]),
+        created=as_dict(fields["created"]),
+        metadata=as_dict(fields["metadata"]),
         objects=objects,
         table=table,
         chunks=chunks,
         derived=derived_from_json(fields["derived"], table, chunks) if "derived" in fields else (),
         delta=delta_from_json(fields["delta"], len(chunks)) if "delta" in fields else None,
-        parts=tuple(map(_str, _list(fields.get("parts", [])))),
+        parts=tuple(map(as_str, as_list(fields.get("parts", [])))),
     )
 
 
 def _parse_object(item: JSON) -> ObjectRecord:
-    key, num_bytes, tail_digest = _list(item)
-    return ObjectRecord(_str(key), _int(num_bytes), int(_str(tail_digest), 16))
+    key, num_bytes, tail_digest = as_list(item)
+    return ObjectRecord(as_str(key), as_int(num_bytes), int(as_str(tail_digest), 16))
 
 
 def _parse_chunks(items: Sequence[JSON], table: StateTable, key: str) -> tuple[Chunk, ...]:
@@ -165,7 +166,7 @@ def _parse_chunks(items: Sequence[JSON], table: StateTable, key: str) -> tuple[C
     chunks = []
     covered = 0
     for index, item in enumerate(items):
-        first, end, offset, num_bytes = (_int(value) for value in _list(item))
+        first, end, offset, num_bytes = (as_int(value) for value in as_list(item))
         if not 0 <= first < end <= len(table.extent_bytes) or not 0 < num_bytes <= MAX_CHUNK_BYTES:
             raise _damaged(key, f"chunk {index} names extents {first}-{end} with {num_bytes} bytes")
         is_whole = offset == 0 and num_bytes == starts[end] - starts[first]
@@ -194,8 +195,8 @@ def _unpack_runs(item: JSON, key: str, max_values: int) -> list[int]:
     if isinstance(item, list):
         return _ints(item, ())
     values: list[int] = []
-    for run in _list(_dict(item)["runs"]):
-        value, count = (_int(number) for number in _list(run))
+    for run in as_list(as_dict(item)["runs"]):
+        value, count = (as_int(number) for number in as_list(run))
         if count > max_values - len(values):
             raise _damaged(key, f"it claims more than {max_values:,} tensors or extents, and has no room to name them")
         values.extend(itertools.repeat(value, count))
@@ -205,34 +206,7 @@ def _unpack_runs(item: JSON, key: str, max_values: int) -> list[int]:
 def _ints(item: JSON, otherwise: Sequence[int] | itertools.repeat[int] | range) -> list[int]:
     if item is None:
         return list(otherwise)
-    values = _list(item)
-    if not all(type(value) is int and value >= 0 for value in values):
-        raise TypeError("expected whole numbers")
-    return values  # type: ignore[return-value]
-
-
-def _int(value: JSON, minimum: int = 0) -> int:
-    if type(value) is not int or not minimum <= value < 1 << 63:
-        raise TypeError(f"expected a whole number, got {value!r:.40}")
-    return value
-
-
-def _str(value: JSON) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r:.40}")
-    return value
-
-
-def _list(value: JSON) -> list[JSON]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, got {value!r:.40}")
-    return value
-
-
-def _dict(value: JSON) -> dict[str, JSON]:
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, got {value!r:.40}")
-    return value
+    return list(as_ints(item))
 
 
 def _damaged(key: str, why: str) -> CorruptCheckpointError:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tidegate.storage.base import Store
-from tidegate.storage.open import open_store
+from tidegate.storage.open import open_store, split_url
 
 from .container import read_index
 from .derived import DerivedChunks
@@ -38,7 +38,7 @@ def save(
     Args:
         state: Any nesting of dicts, lists, tuples, namedtuples and dataclasses with tensors, NumPy arrays and plain
             values at the leaves.
-        path_or_url: A file, such as "model.tg".
+        path_or_url: A file, such as "model.tg", or a URL, such as "s3://bucket/run/model.tg".
         codec: As for `CheckpointEngine`, but "auto" is "zstd": a file that stands alone should open on every machine.
         derive: As for `CheckpointEngine`.
 
@@ -61,7 +61,7 @@ def save(
         job.modes.add("in place")
         resources.prepare(has_cuda=planned.has_cuda)
         stage_in_place(job)
-        store, key = _open(path_or_url)
+        store, key = open_file(path_or_url)
         try:
             record, totals = write_object(
                 job, store.create(key, size_hint_bytes=planned.plan.raw_bytes // 2, replace=True), key, resources,
@@ -107,7 +107,7 @@ def load(
     """
     _check_is_file(path_or_url)
     try:
-        store, key = _open(path_or_url)
+        store, key = open_file(path_or_url)
         try:
             index = read_index(store, key)
             if not index.manifest:
@@ -137,11 +137,11 @@ def _check_is_file(path_or_url: str | os.PathLike[str]) -> None:
             raise CheckpointNotFoundError(f"there is no file {path}")
 
 
-def _open(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
-    """Split into a store and a key."""
+def open_file(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Split the path of an object that stands alone into a store and a key."""
     text = os.fspath(path_or_url)
     if "://" in text:
-        root, _, key = text.rpartition("/")
+        root, key = split_url(text)
         return open_store(root), key
     path = Path(os.path.realpath(text))  # a link that the caller names is the caller's own; stores follow none
     return open_store(path.parent), path.name

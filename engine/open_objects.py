@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from tidegate.storage.base import ObjectReader, OpeningStore, Store
+from tidegate.storage.base import ObjectReader, OpeningStore
+
+
+class FrameSource(Protocol):
+    """Where frames are read from: a store, or what stands before one."""
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` with an object's bytes from `offset` on; see `Store.read_into`."""
+        ...
 
 
 class OpenObjects:
@@ -17,7 +26,7 @@ class OpenObjects:
         store: Where they are.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FrameSource) -> None:
         self._store = store
         self._opening = store if isinstance(store, OpeningStore) else None
         self._readers: dict[str, ObjectReader] = {}

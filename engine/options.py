@@ -44,7 +44,7 @@ class Options:
     keep_best: KeepBest | None = None
     keep_parts: tuple[str, ...] = ()
     keep_full_last: int | None = None
-    derive: DeriveOption = True
+    derive: DeriveOption | None = None
     delta: DeltaPolicy | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Options:
             if value is not None:
                 _check_count(name, value, 1)
         _ = self.keep_policy
-        if not isinstance(self.derive, bool | Mapping):
+        if not isinstance(self.derive, bool | Mapping | None):
             raise ConfigError(f"derive is {self.derive!r}; give True, False, or a mapping of paths to paths")
         if not isinstance(self.delta, DeltaPolicy | None):
             raise ConfigError(f"delta is {self.delta!r}; give a DeltaPolicy, or None")
@@ -80,6 +80,15 @@ class Options:
     def keep_policy(self) -> KeepPolicy:
         """What stays after a commit. Raises ConfigError where the options do not fit together."""
         return KeepPolicy(self.keep_last, self.keep_every, self.keep_best, self.keep_parts, self.keep_full_last)
+
+    def check_for_ranks(self) -> None:
+        """Raise ConfigError where something was asked for that ranks cannot do that save together."""
+        for name, was_asked in (("derive", self.derive), ("delta", self.delta), ("keep_parts", self.keep_parts)):
+            if was_asked:
+                raise ConfigError(
+                    f"{name} does not go with process_group: what several ranks save together is stored in full, and "
+                    f"stays so; leave {name} out"
+                )
 
     @property
     def num_encode_threads(self) -> int:

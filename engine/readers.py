@@ -12,7 +12,6 @@ import torch
 
 from tidegate.codec.base import FrameHeader, frame_bound_bytes
 from tidegate.codec.registry import codec_numbered, needs_gpu
-from tidegate.storage.base import Store
 from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
@@ -21,7 +20,7 @@ from .failure import Failure
 from .frames import HostDecoder
 from .landing import Landing
 from .load_plan import ReadItem
-from .open_objects import OpenObjects
+from .open_objects import FrameSource, OpenObjects
 from .places import Destination
 from .table import StateTable
 from .translate import load_error
@@ -42,7 +41,7 @@ class _Task:
 
 
 def read_frames(
-    store: Store, table: StateTable, items: Sequence[ReadItem], places: Destination, *, num_threads: int
+    store: FrameSource, table: StateTable, items: Sequence[ReadItem], places: Destination, *, num_threads: int
 ) -> None:
     """Read frames, check and decode them, and place what they hold. Blocks until all of it is done.
 
@@ -67,7 +66,7 @@ def read_frames(
 
 class _Crew:
     def __init__(
-        self, store: Store, table: StateTable, items: Sequence[ReadItem], places: Destination, num_threads: int
+        self, store: FrameSource, table: StateTable, items: Sequence[ReadItem], places: Destination, num_threads: int
     ) -> None:
         self._objects = OpenObjects(store)
         self._items = items

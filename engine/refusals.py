@@ -25,7 +25,7 @@ def _tensor_reason(x: object, name: str) -> str | None:
     if not isinstance(x, torch.Tensor):
         return None
     if type(x).__name__ == "DTensor":
-        return "a DTensor cannot be saved here; sharded states need tidegate's torch.distributed.checkpoint writer"
+        return "a DTensor cannot be saved here; give CheckpointEngine its process_group, or use tidegate.dcp"
     if isinstance(x, (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)):
         return "the parameter is uninitialized; run the model once before saving"
     return f"a tensor of class {name} cannot be saved; pass the plain tensors that it is made of"

@@ -25,7 +25,7 @@ from .table import StateTable
 
 __all__ = ["LoadPlan", "MapLocation", "PartPaths", "ReadItem", "check_frames", "load_state", "plan_load"]
 
-_NUM_THREADS = max(2, min(8, os.cpu_count() or 2))
+_NUM_THREADS = max(2, min(10, os.cpu_count() or 2))
 # They read, and without a GPU decode: more than there are cores would only need more buffers.
 
 

@@ -11,9 +11,17 @@ from typing import Literal
 from tidegate.storage.base import Store
 from tidegate.storage.errors import ObjectExistsError, StorageError
 
-from .commit import CommitRecord, commit_key, parse_commit, read_commit_bytes, read_commits, step_folder
+from .commit import (
+    CommitRecord,
+    commit_key,
+    parse_commit,
+    read_commit_bytes,
+    read_commits,
+    read_manifest,
+    step_folder,
+)
 from .errors import CheckpointError, ConfigError, CorruptCheckpointError
-from .load import read_manifest
+from .sharded_manifest import FEATURE as SHARDED
 from .types import JSON
 
 
@@ -135,7 +143,7 @@ class Retention:
         held = held_attempts(commit for commit in commits if commit.step not in gone)
         stay = [commit for commit in commits if commit.step not in asked]
         old = stay[: max(0, len(stay) - policy.full_last)] if policy.full_last is not None else []
-        large = [commit for commit in old if not self._is_reduced(store, commit)]
+        large = [commit for commit in old if self._can_be_reduced(store, commit)]
         return RetentionPlan(
             delete=tuple(commit for commit in commits if commit.step in gone),
             reduce=tuple(commit for commit in large if (commit.step, commit.attempt) not in held),
@@ -162,11 +170,14 @@ class Retention:
             self._metrics[commit.attempt] = float(value) if is_number else None  # type: ignore[arg-type]
         return self._metrics[commit.attempt]
 
-    def _is_reduced(self, store: Store, commit: CommitRecord) -> bool:
+    def _can_be_reduced(self, store: Store, commit: CommitRecord) -> bool:
+        """Whether a checkpoint is whole still. What several ranks have written stays whole."""
         key = f"reduced {commit.attempt}"
         if key not in self._metrics:
-            self._metrics[key] = float(bool(_line(store, commit, "parts")))
-        return bool(self._metrics[key])
+            features = _line(store, commit, "features")
+            has_ranks = isinstance(features, list) and SHARDED in features
+            self._metrics[key] = float(has_ranks or bool(_line(store, commit, "parts")))
+        return not self._metrics[key]
 
 
 def apply_retention(store: Store, keep_last: int | None, keep_every: int | None) -> list[int]:

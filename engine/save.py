@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from tidegate.codec.registry import codec_named, codec_names
-from tidegate.storage.base import DeviceStore, ObjectWriter, Store
+from tidegate.storage.base import DeviceStore, ObjectWriter, PreparedStore, Store
 
 from .commit import (
     MANIFEST_NAME,
@@ -69,8 +69,7 @@ class Written:
 
     def commit(self, sequence: int) -> CommitRecord:
         """Make its COMMIT record."""
-        digest = xxhash.xxh3_64_intdigest(self.manifest)
-        return CommitRecord(self.step, sequence, self.attempt, len(self.manifest), digest, self.bases)
+        return record_of(self.step, self.attempt, self.manifest, sequence, self.bases)
 
 
 def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwrite: bool) -> SaveReport:
@@ -82,24 +81,17 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     replaces = read_commit_bytes(store, job.step)
     attempt = new_attempt()
     try:
-        _prepare(store, job)
+        prepare_store(store, job)
         written = write_attempt(job, store, resources, attempt)
-        records, _ = read_commits(store)
-        commit = written.commit(1 + max((record.sequence for record in records), default=0))
+        commit = written.commit(next_sequence(store))
         publish(store, commit, replaces)
         check_bases(store, commit, replaces)
     except BaseException as exc:
-        if _give_up(store, job.step, attempt):
-            raise SaveError(
-                f"save of step {job.step}: its COMMIT record was put and can be read, but the store did not confirm it "
-                f"({exc}), so a crash of the machine may undo it; save again with overwrite=True",
-                key=commit_key(job.step),
-                stage="commit",
-            ) from exc
+        if give_up(store, job.step, attempt):
+            raise unconfirmed(job.step, exc) from exc
         raise
     resources.was_committed(job, commit)
-    if replaces is not None:
-        job.replaced = _replaced(replaces, job.step)
+    job.replaced = replaced_record(replaces, job.step)
     stored_bytes = written.record.num_bytes + len(written.manifest) + len(commit.dump())
     url = f"{store.url}/{step_folder(job.step)}"
     return make_report(job, resources, url, stored_bytes, written.totals, written.bases)
@@ -119,8 +111,52 @@ def write_attempt(job: SaveJob, store: Store, resources: Resources, attempt: str
     return Written(job.step, attempt, record, totals, texts[0], bases)
 
 
-def _prepare(store: Store, job: SaveJob) -> None:
-    """Let a store that can write from device memory find out how, before the first object is created."""
+def commit_attempt(store: Store, step: int, attempt: str, manifest: bytes, replaces: bytes | None) -> CommitRecord:
+    """Put the manifest of an attempt whose objects are durable, then its COMMIT record. Blocks.
+
+    Args:
+        store: Where.
+        step: The step.
+        attempt: The attempt.
+        manifest: Its manifest.
+        replaces: The COMMIT record that it is to replace; None: there must be none.
+
+    Raises:
+        ObjectExistsError: Another attempt won.
+    """
+    store.compare_and_put(attempt_key(step, attempt, MANIFEST_NAME), manifest, expected=None)
+    commit = record_of(step, attempt, manifest, next_sequence(store))
+    publish(store, commit, replaces)
+    return commit
+
+
+def record_of(
+    step: int, attempt: str, manifest: bytes, sequence: int, bases: tuple[tuple[int, str], ...] = ()
+) -> CommitRecord:
+    """Make the COMMIT record of an attempt with this manifest."""
+    return CommitRecord(step, sequence, attempt, len(manifest), xxhash.xxh3_64_intdigest(manifest), bases)
+
+
+def next_sequence(store: Store) -> int:
+    """Return the place of the next commit. Blocks for a look at all COMMIT records."""
+    records, _ = read_commits(store)
+    return 1 + max((record.sequence for record in records), default=0)
+
+
+def unconfirmed(step: int, exc: BaseException) -> SaveError:
+    """Return the error of a save whose COMMIT record is there although putting it has failed."""
+    return SaveError(
+        f"save of step {step}: its COMMIT record was put and can be read, but the store did not confirm it "
+        f"({exc}), so a crash of the machine may undo it; save again with overwrite=True",
+        key=commit_key(step),
+        stage="commit",
+    )
+
+
+def prepare_store(store: Store, job: SaveJob) -> None:
+    """Let a store find out what it can do, before the first object is created."""
+    if isinstance(store, PreparedStore):
+        job.notes.extend(store.prepare())
     devices = {device.index or 0 for device in set(job.table.extent_devices) if device.type == "cuda"}
     if devices and isinstance(store, DeviceStore):
         job.notes.extend(store.prepare_for_device(device) for device in sorted(devices))
@@ -133,6 +169,7 @@ def write_object(
     resources: Resources,
     *,
     stands_alone: bool = False,
+    attempt: str = "",
     meanwhile: Callable[[ObjectRecord], None] = lambda record: None,
 ) -> tuple[ObjectRecord, dict[int, CodecTotals]]:
     """Move the job's chunks into one object and seal it; abort it on any failure. Blocks.
@@ -143,13 +180,14 @@ def write_object(
         key: Its key.
         resources: What encodes.
         stands_alone: Whether the object holds its manifest itself.
+        attempt: The attempt that this manifest names.
         meanwhile: Called with what the object will be, while the last frames are being written.
     """
     appender = FrameAppender(writer, key)
     try:
         job.writes_from_device = appender.takes_device_memory
         totals = Pipeline(lambda staged: resources.encoder_for(job, staged), appender).run(job)
-        record = appender.append_tail((lambda: dump_manifest(_manifest(job, "", ()))) if stands_alone else None)
+        record = appender.append_tail((lambda: dump_manifest(_manifest(job, attempt, ()))) if stands_alone else None)
         meanwhile(record)
         appender.seal()
         if job.failure is not None:
@@ -157,18 +195,20 @@ def write_object(
     except BaseException as exc:  # noqa: BLE001 - raised again as the job's first failure
         job.fail(exc)
         writer.abort()
-        raise job.failure or exc from None
+        first = job.failure or exc
+        raise first from first.__cause__  # not from `exc`, which may have come of it
     return record, totals
 
 
-def _replaced(text: bytes, step: int) -> CommitRecord | None:
+def replaced_record(text: bytes | None, step: int) -> CommitRecord | None:
+    """Return what a COMMIT record said that has been replaced; None if there was none, or it is damaged."""
     try:
-        return parse_commit(text, step)
+        return None if text is None else parse_commit(text, step)
     except CorruptCheckpointError:
         return None  # which attempt it named is unknown; `gc` finds what it left
 
 
-def _give_up(store: Store, step: int, attempt: str) -> bool:
+def give_up(store: Store, step: int, attempt: str) -> bool:
     """Delete what a failed attempt wrote, unless it was published after all: then say so.
 
     What cannot be deleted is a leftover, which readers ignore and `gc` removes.
@@ -219,15 +259,18 @@ def make_report(
     )
 
 
-def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
-    created: dict[str, JSON] = {
+def made_by() -> dict[str, JSON]:
+    """Say, for people, what writes a manifest, and when."""
+    return {
         "tidegate": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
     derived, delta = job.derived.found(), job.delta.part if job.delta is not None else None
     return Manifest(
-        job.step, attempt, created, job.metadata, objects, job.table, job.plan.chunks, derived, delta, job.parts
+        job.step, attempt, made_by(), job.metadata, objects, job.table, job.plan.chunks, derived, delta, job.parts
     )  # fmt: skip
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -180,6 +180,35 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [tensor._version for tensor in tensors]
     except RuntimeError:  # one is an inference tensor
         return [version_of(tensor) for tensor in tensors]
+
+
+def unchanged_since(tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Return a check that tensors, DTensors among them, still have the versions that they have now.
+
+    What changes a DTensor in place counts up its own version, not that of its shard. The check raises
+    TornSnapshotError.
+    """
+    before = versions_of(tensors)
+
+    def check() -> None:
+        if versions_of(tensors) != before:
+            raise TornSnapshotError(
+                "a tensor was changed in place while it was being read. Nothing was committed. Change the state only "
+                "after it was staged and, in lazy mode, by the optimizers that are fenced",
+                stage="stage",
+            )
+
+    return check
+
+
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a DTensor, sharing its memory; any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        shard: torch.Tensor = to_local()
+        return shard
 
 
 def _fill(out: torch.Tensor, view: torch.Tensor, first: int, end: int, non_blocking: bool = False) -> None:

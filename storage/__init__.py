@@ -9,6 +9,7 @@ from .base import (
     ObjectStat,
     ObjectWriter,
     OpeningStore,
+    PreparedStore,
     Store,
 )
 from .errors import (
@@ -24,6 +25,8 @@ from .errors import (
 from .local import LocalStore
 from .memory import MemoryStore
 from .open import open_store
+from .s3 import S3Store
+from .s3_options import S3Options
 from .sink import SinkStore
 
 __all__ = [
@@ -40,6 +43,9 @@ __all__ = [
     "ObjectStat",
     "ObjectWriter",
     "OpeningStore",
+    "PreparedStore",
+    "S3Options",
+    "S3Store",
     "SinkStore",
     "StorageError",
     "Store",

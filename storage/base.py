@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -196,5 +196,18 @@ class DeviceStore(Store, Protocol):
 
         Returns:
             What was chosen and why, in a sentence for the report.
+        """
+        ...
+
+
+@runtime_checkable
+class PreparedStore(Store, Protocol):
+    """A store that finds out what its server can do before the first write."""
+
+    def prepare(self) -> Sequence[str]:
+        """Find that out, once. May block.
+
+        Returns:
+            What has to be told, in sentences for the report; each is returned once.
         """
         ...

@@ -12,6 +12,7 @@ from .errors import StorageError
 from .local import LocalStore
 from .memory import MemoryStore
 from .output_file import IOMode
+from .s3 import S3Store
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _memory_stores: dict[str, MemoryStore] = {}
@@ -22,13 +23,13 @@ def open_store(root: str | os.PathLike[str], *, io: IOMode = "auto") -> Store:
     """Open the store at `root`.
 
     Args:
-        root: A folder, or `file:///absolute/folder` (percent-encoded), or `memory://name`: one store of that name in
-            this process. A PathLike is always a folder.
+        root: A folder, or `file:///absolute/folder` (percent-encoded), or `s3://bucket/prefix` (for options in it see
+            `parse_s3_url`), or `memory://name`: one store of that name in this process. A PathLike is always a folder.
         io: For folders; see `LocalStore`.
 
     Raises:
-        StorageError: The scheme is none of these, the root cannot hold objects, or `io` is "gds" and KvikIO cannot be
-            used.
+        StorageError: The scheme is none of these, the root cannot hold objects, `io` is "gds" and KvikIO cannot be
+            used, or boto3 is missing for S3.
     """
     text = os.fspath(root)
     scheme = _SCHEME.match(text) if isinstance(root, str) else None
@@ -40,11 +41,22 @@ def open_store(root: str | os.PathLike[str], *, io: IOMode = "auto") -> Store:
         case "memory":
             return _memory_store(text[scheme.end() :])
         case "s3":
-            raise StorageError(f"cannot open {text}: S3 is not in this version; save to a folder and copy that")
+            return S3Store.from_url(text)
         case other:
             raise StorageError(
-                f'cannot open {text}: "{other}" is no scheme of a store; give a folder, file:///folder or memory://name'
+                f'cannot open {text}: "{other}" is no scheme of a store; give a folder, file:///folder, '
+                "s3://bucket/prefix or memory://name"
             )
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Split the URL of an object into that of its store and its key; options after a "?" go with the store."""
+    if not url.lower().startswith("s3://"):
+        root, _, key = url.rpartition("/")
+        return root, key
+    address, question, options = url.partition("?")
+    root, _, key = address.rpartition("/")
+    return root + question + options, unquote(key)
 
 
 def _path_of_url(url: str) -> str:

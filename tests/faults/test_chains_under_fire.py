@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +35,20 @@ STEPS = list(range(6))
 # Two chains: 0 ← 1 ← 2 and 3 ← 4 ← 5.
 
 
+OPENED: list[LocalStore] = []
+
+
 def local(root: Path) -> LocalStore:
-    return LocalStore(root, sync=False)
+    """A store of a folder; it is closed when the test has ended."""
+    OPENED.append(LocalStore(root, sync=False))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closing() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture

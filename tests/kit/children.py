@@ -18,7 +18,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 FORKS = multiprocessing.get_context("forkserver")
 """Forks of a server that has torch and tidegate imported, and no thread of the test's own: a child costs some 30 ms."""
-FORKS.set_forkserver_preload(["pytest", "tidegate", "tests.kit.bits", "tests.kit.killing", "tests.kit.stores"])
+FORKS.set_forkserver_preload(
+    [
+        "pytest",
+        "tidegate",
+        "tests.kit.bits",
+        "tests.kit.killing",
+        "tests.kit.stores",
+        "tests.kit.sharding",
+        "tests.kit.warm_s3",
+    ]
+)
 
 
 @contextlib.contextmanager

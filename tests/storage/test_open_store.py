@@ -61,7 +61,13 @@ def test_memory_stores_go_by_name() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("s3://bucket/run", "S3 is not in this version"),
+        ("s3://", "write s3://bucket/prefix"),
+        ("s3://user@bucket/run", "write s3://bucket/prefix"),
+        ("s3://bucket/run#x", "%23"),
+        ("s3://bucket/run?colour=red", "'colour' is no option; there are endpoint_url"),
+        ("s3://bucket/run?concurrency=many", "give a number"),
+        ("s3://bucket/run?concurrency=0", "give 1 to 64"),
+        ("s3://bucket/run?checksum=md5", "choose one of auto, crc64nvme"),
         ("gs://bucket/run", '"gs" is no scheme'),
         ("file://host/run", "file:///absolute"),
         ("file://", "file:///absolute"),

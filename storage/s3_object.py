@@ -1,0 +1,184 @@
+"""The calls that make one object of S3: a put, or an upload and its completion."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+
+from .errors import ObjectExistsError, ObjectNotFoundError, StorageError
+from .s3_body import Body
+from .s3_calls import Attempt, Calls
+from .s3_checksum import Checksummer
+from .s3_client import Answer, object_arguments
+from .s3_conditions import Conditions
+from .s3_parts import Part
+from .s3_uploads import Uploads
+
+_TOKEN = "tidegate-write"
+ABORT_S = 15.0  # how long what is of no use any more may keep us
+
+
+class NewObject:
+    """One object on its way to the server. Every method blocks; `send_part` may be called by several threads at once.
+
+    Args:
+        calls: How the server is called.
+        key: The object's key.
+        checksummer: What the server verifies by.
+        conditions: Whether it honours conditional writes.
+        uploads: For what is to be aborted.
+        replace: Whether it may replace an object.
+        stop: Ends pauses and further attempts, except for those of `drop`.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        key: str,
+        *,
+        checksummer: Checksummer,
+        conditions: Conditions,
+        uploads: Uploads,
+        replace: bool,
+        stop: threading.Event,
+    ) -> None:
+        self._calls = calls
+        self._key = key
+        self._checksummer = checksummer
+        self._conditions = conditions
+        self._uploads = uploads
+        self._replace = replace
+        self._stop = stop
+        self._url = f"{calls.url}/{key}"
+        self._abort_s = min(ABORT_S, calls.options.deadline_s)
+        self._token = secrets.token_hex(16)  # tells our object from another's when an answer was lost
+        self._parts: dict[int, dict[str, object]] = {}  # what completes the upload
+        self._upload_id: str | None = None
+        self._begin_error: StorageError | None = None
+        self._may_have_strays = False
+        self._may_be_there = False
+        self._lock = threading.Lock()  # one thread begins the upload
+
+    def send_part(self, part: Part) -> None:
+        """Upload a part; the first one begins the upload. Raises StorageError."""
+        number = part.number + 1
+        upload_id = self._begin()
+        checksum = self._checksummer.arguments(part.views)
+        arguments = {**self._calls.at(self._key), "UploadId": upload_id, "PartNumber": number, **checksum}
+
+        def call(attempt: Attempt) -> str:
+            with contextlib.closing(Body(part.views, attempt.check)) as body:
+                answer = attempt.client.upload_part(**arguments, ContentLength=part.num_bytes, Body=body)
+            return str(answer["ETag"])
+
+        etag = self._calls.run(call, action=f"write part {number} of", key=self._key, stop=self._stop)
+        self._parts[number] = {"PartNumber": number, "ETag": etag, **checksum}
+
+    def put(self, rest: Part) -> None:
+        """Make the object of `rest` alone. Raises StorageError."""
+        checksum = self._checksummer.arguments(rest.views)
+        arguments = {**self._calls.at(self._key), **object_arguments(self._calls.options), **checksum}
+        arguments.update(self._condition(), Metadata={_TOKEN: self._token}, ContentLength=rest.num_bytes)
+
+        def call(attempt: Attempt) -> bool:
+            self._may_be_there = True
+            with contextlib.closing(Body(rest.views, attempt.check)) as body:
+                attempt.client.put_object(**arguments, Body=body if rest.num_bytes else b"")
+            return True
+
+        self._calls.run(call, action="write", key=self._key, recover=self._recover, stop=self._stop)
+
+    def complete(self) -> None:
+        """Make the object of the parts. Raises StorageError."""
+        condition = self._condition()
+        if condition and self._exists():  # not every server looks at a completion's condition
+            raise self._exists_error()
+        parts = [self._parts[number] for number in sorted(self._parts)]
+
+        def call(attempt: Attempt) -> bool:
+            self._may_be_there = True
+            attempt.client.complete_multipart_upload(
+                **self._calls.at(self._key), UploadId=self._upload_id, MultipartUpload={"Parts": parts}, **condition
+            )
+            return True
+
+        self._calls.run(call, action="complete", key=self._key, recover=self._recover, stop=self._stop)
+        self._upload_id = None
+        if self._may_have_strays and not self._replace:
+            with contextlib.suppress(StorageError):
+                self._uploads.abort_of(self._key, deadline_s=self._abort_s)
+
+    def drop(self) -> None:
+        """Remove what is at the server; uploads at the next occasion if it is away. Raises StorageError."""
+        if self._upload_id is not None:
+            self._uploads.owe(self._key, self._upload_id)
+        if self._may_have_strays and not self._replace:
+            self._uploads.owe(self._key, None)
+        self._uploads.settle(self._abort_s)
+        if self._may_be_there and not self._replace:
+            with contextlib.suppress(ObjectNotFoundError):
+                if self._is_ours():
+                    self._calls.run(
+                        lambda at: at.client.delete_object(**self._calls.at(self._key)),
+                        action="delete", key=self._key, deadline_s=self._abort_s,
+                    )  # fmt: skip
+
+    def _begin(self) -> str:
+        """Begin the upload, once. Returns its id, or raises for every part what kept it from beginning."""
+        with self._lock:
+            if self._upload_id is None:
+                if self._begin_error is not None:
+                    raise self._begin_error
+
+                def call(attempt: Attempt) -> str:
+                    self._may_have_strays = True
+                    answer = attempt.client.create_multipart_upload(
+                        **{**self._calls.at(self._key), **object_arguments(self._calls.options)},
+                        **self._checksummer.upload_arguments(),
+                        Metadata={_TOKEN: self._token},
+                    )
+                    self._may_have_strays = attempt.number > 0
+                    return str(answer["UploadId"])
+
+                try:
+                    self._upload_id = self._calls.run(call, action="begin", key=self._key, stop=self._stop)
+                except StorageError as exc:
+                    self._begin_error = exc
+                    raise
+            return self._upload_id
+
+    def _condition(self) -> dict[str, object]:
+        if self._replace:
+            return {}
+        if self._conditions.are_honoured():
+            return {"IfNoneMatch": "*"}
+        if self._exists():
+            raise self._exists_error()
+        return {}
+
+    def _exists(self) -> bool:
+        try:
+            self._head()
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _exists_error(self) -> ObjectExistsError:
+        return ObjectExistsError(f"{self._url} is there already; it is never overwritten unless asked", key=self._key)
+
+    def _recover(self, error: StorageError) -> bool | None:
+        """Whether the object is ours after all, though the server now says that it cannot be written."""
+        try:
+            return True if self._is_ours() else None
+        except StorageError:
+            return None
+
+    def _is_ours(self) -> bool:
+        return bool(self._head().get("Metadata", {}).get(_TOKEN) == self._token)
+
+    def _head(self) -> Answer:
+        def call(attempt: Attempt) -> Answer:
+            return attempt.client.head_object(**self._calls.at(self._key))
+
+        return self._calls.run(call, action="look up", key=self._key, deadline_s=self._abort_s)
