@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 
-def join_ranks(
-    group: dist.ProcessGroup | None, options: Options, deadline_s: float, silence_s: float
-) -> Ranks | None:
+def join_ranks(group: dist.ProcessGroup | None, options: Options, deadline_s: float, silence_s: float) -> Ranks | None:
     """Connect this rank with the others of a group; None without one. Blocks until all have come.
 
     Args:
