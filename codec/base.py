@@ -29,7 +29,8 @@ LZ4_CODEC = 5
 BITCOMP_CODEC = 6
 CASCADED_CODEC = 7
 RANS_CODEC = 8
-CODEC_VERSIONS: Mapping[int, int] = MappingProxyType(dict.fromkeys(range(RANS_CODEC + 1), 1))
+PLANES_CODEC = 9
+CODEC_VERSIONS: Mapping[int, int] = MappingProxyType(dict.fromkeys(range(PLANES_CODEC + 1), 1))
 """The version that this build writes and reads, by codec number."""
 
 SPLIT_CODECS = frozenset((ZSTD_CODEC, GDEFLATE_CODEC, DEFLATE_CODEC))

@@ -28,6 +28,7 @@ PARAMETERS = {
         "count_failures": "QQQIQ",
     },
     "copy": {"copy_pieces": "QQI"},
+    "compare": {"compare_pieces": "QIQ"},
     "rans_look": {
         **{f"look_at_segments_{size}": "QQIIIIQQQQQ" for size in (1, 2, 4, 8)},
         "make_rans_tables": "QIIIIQQQQQ",
@@ -45,8 +46,8 @@ RANS_FILES = ("rans_look", "rans_encode", "rans_decode")
 
 COMMON_FILES = {
     "rans_look": ("rans_units", "rans_chunk"),
-    "rans_encode": ("rans_units", "rans_chunk"),
-    "rans_decode": ("rans_units",),
+    "rans_encode": ("rans_units", "rans_chunk", "rans_code"),
+    "rans_decode": ("rans_units", "rans_join"),
 }
 """What is put in front of a file."""
 

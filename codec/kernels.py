@@ -225,6 +225,26 @@ class Kernels:
         with self.on(stream):
             self._launch("copy_pieces", num_items * parts, items, target_base % (1 << 64), parts)
 
+    def compare_pieces(
+        self, items: int, num_items: int, max_piece_bytes: int, flags: int, stream: torch.cuda.Stream | int
+    ) -> None:
+        """Compare pieces of device memory with what rules make of others. Needs no enclosing `on`.
+
+        Args:
+            items: uint64[num_items, 5] in device memory: source, target, bytes of the target, rule and number of the
+                flag of each piece. Addresses are multiples of the words that the rule speaks of.
+            num_items: How many pieces.
+            max_piece_bytes: Bytes of the longest target.
+            flags: uint32[…] in device memory; what is 0 becomes 1 where a piece differs.
+            stream: A stream of the device, or its handle.
+        """
+        if not num_items or not max_piece_bytes:
+            return
+        tiles = -(-max_piece_bytes // _TILE_BYTES)
+        parts = max(1, min(tiles, _MAX_COPY_BLOCKS // num_items))
+        with self.on(stream):
+            self._launch("compare_pieces", num_items * parts, items, parts, flags)
+
     def _launch(self, name: str, grid: int, *arguments: int) -> None:
         self.driver.launch(self._kernels[name], grid, self._here.stream, *arguments)
 

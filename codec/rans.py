@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from . import rans_numpy
 from .base import CODEC_VERSIONS, RANS_CODEC, FrameHeader
 from .errors import CorruptionError
-from .rans_format import LOG2_SUM, pack_start, plan_layout, unpack_layout
+from .rans_format import LOG2_SUM, pack_start, plan_layout
 from .rans_ready import LOOPS
+from .rans_start import unpack_layout
 from .rans_survey import survey
 from .rans_tables import quantise
 from .rans_units import SHAPES, UnitShape

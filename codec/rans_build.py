@@ -19,7 +19,8 @@ from . import rans_compile
 from .base import CODEC_VERSIONS, RANS_CODEC, FrameHeader
 from .errors import CodecError
 from .rans import encode_chunk
-from .rans_format import LOG2_SUM, unpack_layout
+from .rans_format import LOG2_SUM
+from .rans_start import unpack_layout
 from .rans_units import SHAPES
 from .words import WordType
 

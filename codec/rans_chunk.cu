@@ -8,8 +8,12 @@
 constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;
 constexpr u32 kPackedTableBytes = 32 + 2 * kSymbols;
 
-// An info: kind (coded also where it may become plain), flags, sign, whether there is a tile map, coded tiles.
-constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kTilesShift = 8;
+// An info: kind (coded also where it may become plain), flags, sign, whether there is a tile map, flag E, coded tiles and,
+// with E, raw fields. Of these there are fewer than 2^15, because the writer's segments have 64 tiles at most.
+constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kSparseShift = 7, kTilesShift = 8, kFieldsShift = 17;
+
+__device__ __forceinline__ bool is_sparse(u32 info) { return info >> kSparseShift & 1; }
+__device__ __forceinline__ u32 coded_tiles(u32 info) { return info >> kTilesShift & 511; }
 
 // How a chunk is cut, and which segment a warp has: thread blocks are dealt out table by table.
 struct Chunk {

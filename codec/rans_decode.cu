@@ -2,8 +2,9 @@
 //
 // The host has checked preamble, tables and directory, and gives what it found in arrays; of the body itself only raw
 // areas and streams are read here. Whatever bytes they hold, no access leaves a segment's own area, its padded stream
-// and its place in the output: words are taken from a ring in shared memory that wraps around, and the tile map is
-// checked. A segment that does not end as RANS.md says is counted in *failures.
+// and its place in the output: words are taken from shared memory, which has room below them for a tile that takes too
+// many; the tile map is checked, and before a tile's raw fields are read (flag E) that there are as many. A segment that
+// does not end as RANS.md says is counted in *failures.
 
 constexpr u32 kLog2Sum = 12, kSum = 1u << kLog2Sum;   // frames with other sums are decoded by the CPU
 constexpr u32 kNoTable = 128;                         // behind all numbers of tables
@@ -55,148 +56,6 @@ __device__ void make_slots(const u16* frequencies, Room& room) {
     room.slots[base / 4] = make_uint4(slots[0], slots[1], slots[2], slots[3]);
   }
   __syncthreads();
-}
-
-struct Job {
-  const u8* area;      // less the 64 bytes that the stream carries
-  const u8* stream;    // behind the tile map
-  u8* out;
-  u32 bytes, num_coded, stream_bytes, sign, map;
-  bool mapped, plain;
-};
-
-// The last coded tile before t; there must be one.
-__device__ __forceinline__ u32 coded_tile_before(u32 t, u32 map) {
-  u32 w = (t - 1) / 32;
-  u32 word = __shfl_sync(kAll, map, w) & (kAll >> (31 - (t - 1) % 32));
-  while (word == 0) word = __shfl_sync(kAll, map, --w);
-  return 32 * w + 31 - __clz(word);
-}
-
-__device__ __forceinline__ void store_vector(u8* to, u32 exist, uint4 q) {
-  if (exist >= kLaneBytes) {
-    *reinterpret_cast<uint4*>(to) = q;
-    return;
-  }
-  const u32 words[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-  for (u32 i = 0; i < kLaneBytes; ++i)
-    if (i < exist) to[i] = (u8)(words[i / 4] >> (8 * (i % 4)));
-}
-
-__device__ __forceinline__ u32 existing(u32 at, u32 bytes) { return at >= bytes ? 0 : smaller(bytes - at, kLaneBytes); }
-
-// Fills the tiles of a segment that are not in `map` with a pattern of 8 bytes.
-__device__ void fill_tiles(const Job& job, u32 map, uint2 pattern) {
-  for (u32 t = 0; t * kTileBytes < job.bytes; ++t) {
-    const u32 word = __shfl_sync(kAll, map, t / 32), at = t * kTileBytes + lane_of_thread() * kLaneBytes;
-    if (!(word >> t % 32 & 1))
-      store_vector(job.out + at, existing(at, job.bytes), make_uint4(pattern.x, pattern.y, pattern.x, pattern.y));
-  }
-}
-
-// What a lane has of the planes of one tile.
-template <class C> struct Planes {
-  static constexpr u32 kCount = C::kBits == 0 ? 1 : 6;
-  u64 bits[kCount];
-};
-
-// Where a lane's part of tile 0 lies: in each plane and in the chunk. Of that tile the first 64 bytes are not in the area,
-// and what lies in front of it is read instead: at least the preamble, a table and a directory entry, more than 64 bytes.
-// `set_carried` replaces it.
-template <class C> struct Places {
-  const u8* plane[Planes<C>::kCount];
-  u8* out;
-
-  __device__ explicit Places(const Job& job) : out(job.out + lane_of_thread() * kLaneBytes) {
-    find_planes<C::kBits, 0>(job.area, job.num_coded);
-  }
-  template <u32 kLeft, u32 kPlane> __device__ __forceinline__ void find_planes(const u8* at, u32 num_coded) {
-    if constexpr (kLeft != 0) {
-      constexpr u32 kWidth = widest(kLeft);
-      plane[kPlane] = at + lane_of_thread() * (kWidth * C::kUnits) / 8;
-      find_planes<kLeft - kWidth, kPlane + 1>(at + plane_bytes<C::kUnits>(kWidth, num_coded), num_coded);
-    }
-  }
-};
-
-template <class C, u32 kLeft = C::kBits, u32 kPlane = 0>
-__device__ __forceinline__ void load_planes(Planes<C>& planes, const Places<C>& places, u32 j) {
-  if constexpr (kLeft != 0) {
-    constexpr u32 kWidth = widest(kLeft);
-    planes.bits[kPlane] = load_bits<kWidth * C::kUnits>(places.plane[kPlane] + (u64)j * (4 * C::kUnits * kWidth));
-    load_planes<C, kLeft - kWidth, kPlane + 1>(planes, places, j);
-  }
-}
-
-template <class C, u32 kLeft, u32 kLowest, u32 kPlane>
-__device__ __forceinline__ void unpack_planes(const Planes<C>& planes, typename C::Value (&field)[C::kUnits]) {
-  if constexpr (kLeft != 0) {
-    constexpr u32 kWidth = widest(kLeft);
-    unpack_plane<C, kWidth, kLowest>(planes.bits[kPlane], field);
-    unpack_planes<C, kLeft - kWidth, kLowest + kWidth, kPlane + 1>(planes, field);
-  }
-}
-
-template <class C> __device__ __forceinline__ void set_carried(Planes<C>& planes, u32 carried) {
-  if constexpr (C::kBits != 0) {
-    constexpr u32 kLaneBits = widest(C::kBits) * C::kUnits;
-    const u64 bits = from_carried<kLaneBits>(carried);
-    if (lane_of_thread() * kLaneBits < 8 * kCarriedBytes) planes.bits[0] = bits;
-  }
-}
-
-// Two BF16 or F16 of slots and of two bytes of raw fields, each doubled: sign and mantissa are then where they belong.
-__device__ __forceinline__ u32 join_pair(u32 first, u32 second, u32 doubled) {
-  constexpr u32 kExponents = 0x7F807F80;
-  const u32 low = first >> 5, high = second << 11, exponents = ((low ^ high) & 0xFFFF) ^ high;
-  return ((exponents ^ doubled) & kExponents) ^ doubled;
-}
-
-// An F32, likewise, of which the upper 8 bits of the raw field come twice.
-__device__ __forceinline__ u32 join_one(u32 slot, u32 doubled) {
-  constexpr u32 kExponent = 0x7F800000;
-  return ((slot << 11 ^ doubled) & kExponent) ^ doubled;
-}
-
-// Puts what a lane has of a tile together from slots, of which only the symbol counts, and raw fields.
-template <class C>
-__device__ __forceinline__ uint4 join_tile(const u32 (&slot)[C::kUnits], const Planes<C>& planes, u32 sign) {
-  u32 words[4] = {0, 0, 0, 0};
-  if constexpr (C::kUnitBytes == 2 && C::kBits == 8) {
-    const u32 low = (u32)planes.bits[0], high = (u32)(planes.bits[0] >> 32);
-    words[0] = join_pair(slot[0], slot[1], __byte_perm(low, 0, 0x1100));
-    words[1] = join_pair(slot[2], slot[3], __byte_perm(low, 0, 0x3322));
-    words[2] = join_pair(slot[4], slot[5], __byte_perm(high, 0, 0x1100));
-    words[3] = join_pair(slot[6], slot[7], __byte_perm(high, 0, 0x3322));
-  } else if constexpr (C::kUnitBytes == 4 && C::kBits == 24) {
-    const u32 low = (u32)planes.bits[0], high = (u32)(planes.bits[0] >> 32), upper = (u32)planes.bits[1];
-    words[0] = join_one(slot[0], __byte_perm(low, upper, 0x4410));
-    words[1] = join_one(slot[1], __byte_perm(low, upper, 0x5532));
-    words[2] = join_one(slot[2], __byte_perm(high, upper, 0x6610));
-    words[3] = join_one(slot[3], __byte_perm(high, upper, 0x7732));
-  } else {
-    typename C::Value field[C::kUnits] = {};
-    unpack_planes<C, C::kBits, 0, 0>(planes, field);
-#pragma unroll
-    for (u32 i = 0; i < C::kUnits; ++i) {
-      const u32 symbol = slot[i] >> 12 & 255;
-      if constexpr (C::kUnitBytes == 1) {
-        words[i / 4] |= symbol << (8 * (i % 4));
-      } else {
-        const typename C::Value v = join<C>(symbol, field[i], sign);
-        if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
-        if constexpr (C::kUnitBytes == 4) words[i] = v;
-        if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
-      }
-    }
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// How many bytes of tile t this lane has.
-__device__ __forceinline__ u32 existing_of_tile(const Job& job, u32 t) {
-  return existing(t * kTileBytes + lane_of_thread() * kLaneBytes, job.bytes);
 }
 
 // The words of a stream, taken from its end. Those that come next lie in the warp's row of the room, the last at its
@@ -322,6 +181,76 @@ template <class C> __device__ void decode_plain(const Job& job) {
   }
 }
 
+// Segments with the flag E. What a lane has of a tile, once its raw fields are being loaded.
+template <class C> struct Sparse {
+  typename C::Value field[C::kUnits];
+  u32 symbols[(C::kUnits + 3) / 4], t;   // four symbols a word; the tile
+  u32 full;                              // bit i: unit i has a field
+};
+
+template <class C> __device__ __forceinline__ void store_sparse(const Job& job, const Sparse<C>& tile) {
+  u32 words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i) {
+    const typename C::Value joined = join<C>(tile.symbols[i / 4] >> (8 * (i % 4)) & 255, tile.field[i], 0);
+    const typename C::Value v = tile.full >> i & 1 ? joined : 0;
+    if constexpr (C::kUnitBytes == 2) words[i / 2] |= v << (16 * (i % 2));
+    if constexpr (C::kUnitBytes == 4) words[i] = v;
+    if constexpr (C::kUnitBytes == 8) words[2 * i] = (u32)v, words[2 * i + 1] = (u32)(v >> 32);
+  }
+  store_vector(job.out + tile.t * kTileBytes + lane_of_thread() * kLaneBytes, existing_of_tile(job, tile.t),
+               make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+// Loads the fields of a tile; this lane's first one is number `first` of the segment.
+template <class C>
+__device__ __forceinline__ void load_sparse(const Job& job, u32 first, Sparse<C>& tile) {
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i)
+    if (tile.full >> i & 1) tile.field[i] = load_field<C>(job.area, job.num_fields, first++);
+}
+
+template <class C>
+__device__ bool decode_sparse(const Job& job, Room& room) {
+  constexpr u32 k = C::kUnits;
+  const u32 lane = lane_of_thread(), not_below = ~lanes_below(), c = job.num_coded;
+  u32 x = kLowestState, left = job.num_fields, t = (job.bytes + kTileBytes - 1) / kTileBytes;
+  Words<2 * kLanes * k> words = {};
+  if (!job.plain) {
+    x = reinterpret_cast<const u32*>(job.stream)[lane];
+    words.start(job.stream + kStateBytes, job.stream_bytes - kStateBytes, room);
+  }
+  Sparse<C> before = {};   // the tile decoded before, while its fields come
+#pragma unroll 1
+  for (u32 j = c; j-- > 0;) {
+    Sparse<C> tile = {};
+    tile.t = t = job.mapped ? coded_tile_before(t, job.map) : t - 1;
+    const u32 units = existing_of_tile(job, t) / C::kUnitBytes;
+    if (job.plain) {
+      const u8* mine = job.stream + (j * kLanes + lane) * k;
+#pragma unroll
+      for (u32 i = 0; i < k; ++i) tile.symbols[i / 4] |= (u32)mine[i] << (8 * (i % 4));
+    } else {
+      if (!words.require(room)) return false;
+#pragma unroll
+      for (u32 i = k; i-- > 0;)
+        tile.symbols[i / 4] |= (get(x, i < units, words.end, room, not_below) >> 12 & 255) << (8 * (i % 4));
+    }
+#pragma unroll
+    for (u32 i = 0; i < k; ++i)
+      tile.full |= (i < units && (tile.symbols[i / 4] >> (8 * (i % 4)) & 255) != kEmptySymbol ? 1u : 0u) << i;
+    u32 total;
+    const u32 first = sum_before_lane(__popc(tile.full), total);
+    if (total > left) return false;   // so no field is read that there is not
+    left -= total;
+    load_sparse<C>(job, left + first, tile);
+    if (j + 1 < c) store_sparse<C>(job, before);
+    before = tile;
+  }
+  store_sparse<C>(job, before);
+  return left == 0 && (job.plain || (words.are_all_taken() && __all_sync(kAll, x == kLowestState)));
+}
+
 template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
   if (job.mapped) fill_tiles(job, job.map, make_uint2(0, 0));
   if (!job.plain) return decode_stream<C>(job, room);
@@ -330,6 +259,13 @@ template <class C> __device__ bool decode_segment(const Job& job, Room& room) {
 }
 
 template <u32 kUnitBytes> __device__ bool decode_by_flags(const Job& job, u32 flags, Room& room) {
+  if constexpr (kUnitBytes >= 2)
+    if (job.num_fields != 0) {
+      if (job.mapped) fill_tiles(job, job.map, make_uint2(0, 0));
+      if constexpr (kUnitBytes == 4)
+        if (flags == 4) return decode_sparse<Cut<4, 4>>(job, room);
+      return decode_sparse<Cut<kUnitBytes, 0>>(job, room);
+    }
   if constexpr (kUnitBytes >= 2)
     if (flags == 1) return decode_segment<Cut<kUnitBytes, 1>>(job, room);
   if constexpr (kUnitBytes >= 4) {
@@ -372,7 +308,8 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
     const u32 low = (u32)entry, kind = low >> 20 & 3;
     job.out = out + start;
     job.bytes = (u32)smaller((u64)segment_tiles * kTileBytes, raw_bytes - start);
-    job.area = body + raw_offsets[s] - kCarriedBytes;
+    job.num_fields = (u32)(entry >> 43) & 0x1FFFF;
+    job.area = body + raw_offsets[s] - (job.num_fields ? 0 : kCarriedBytes);
     job.stream = body + stream_offsets[s];
     job.stream_bytes = low & 0xFFFFF;
     job.num_coded = (u32)(entry >> 34) & 511;
@@ -406,7 +343,7 @@ __device__ void decode_segments(const u8* body, u8* out, u64 raw_bytes, u32 segm
 }
 
 #define DEFINE_DECODER(SIZE)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 8 ? 3 : 4) decode_segments_##SIZE(                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 8 ? 3 : 4) decode_segments_##SIZE(                 \
       const u8* body, u8* out, u64 raw_bytes, u32 segment_tiles, u32 num_segments, const u64* entries,              \
       const u64* raw_offsets, const u64* stream_offsets, const u16* frequencies, u64* failures) {                   \
     decode_segments<SIZE>(body, out, raw_bytes, segment_tiles, num_segments, entries, raw_offsets, stream_offsets,  \

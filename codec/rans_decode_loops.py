@@ -8,7 +8,7 @@ from .rans_compile import entry, inner
 from .rans_directory import STATES_BYTES, TILE_MAP_BYTES
 from .rans_field_loops import join_2, join_4, join_tile, load_plane
 from .rans_loops import decode_tile
-from .rans_units import CARRIED_BYTES, NUM_LANES, TILE_BYTES
+from .rans_units import CARRIED_BYTES, EMPTY_SYMBOL, NUM_LANES, TILE_BYTES
 
 GOOD = -1
 """What `decode_loop` returns where nothing is wrong."""
@@ -36,7 +36,8 @@ def decode_loop(
 
     Args:
         body: View of the body.
-        entries: int64[5, S]: kind, table (wide ones counted), coded tiles, whether there is a tile map, tiles.
+        entries: int64[6, S]: kind, table (wide ones counted), coded tiles, whether there is a tile map, tiles, raw
+            fields (flag E).
         raw_offsets: int64[S].
         stream_offsets: int64[S].
         stream_bytes: int64[S].
@@ -88,6 +89,7 @@ def _decode_segment(
     num_values = raw[0].size // unit_bytes
     octets, halves, words = body[0], body[1], body[2]
     kind, table, num_coded, mapped, num_tiles = entry[0], entry[1], entry[2], entry[3], entry[4]
+    num_fields = entry[5]
     end = place + stream_bytes
     # One more, because the search below writes a tile before it knows that there is one.
     which = np.empty(num_tiles + 1, dtype=np.int64)
@@ -96,15 +98,13 @@ def _decode_segment(
     if mapped:
         _clear_tiles(raw[0], first_tile, num_tiles, which, num_coded)
         place += TILE_MAP_BYTES
-    has_fields = widths[0] > 0
+    has_fields = widths[0] > 0 and num_fields == 0
     carried = np.zeros(CARRIED_BYTES, dtype=np.uint8)
     states = np.empty(NUM_LANES, dtype=np.uint64)
     left = 0
     if kind == _CODED:
-        for lane in range(NUM_LANES):
-            states[lane] = np.uint64(words[(place >> 2) + lane])
-            if states[lane] < np.uint64(_LOWEST_STATE):
-                return False
+        if not _first_states(states, words, place >> 2):
+            return False
         place += STATES_BYTES
         left = (end - place) >> 1
     else:
@@ -115,6 +115,7 @@ def _decode_segment(
     second_start = plane_start + 2 * num_coded * per_tile
     fields = np.zeros(per_tile, dtype=np.uint64)
     symbols = np.empty(per_tile, dtype=np.uint8)
+    kept, left_fields = _load_sparse(body, raw_offset, num_fields, widths), num_fields
     for back in range(num_coded):
         row = num_coded - 1 - back
         begin = (first_tile + which[row]) * per_tile
@@ -127,7 +128,12 @@ def _decode_segment(
                 return False
         else:
             symbols[:] = octets[place + row * per_tile : place + (row + 1) * per_tile]
-        if row > 0 and unit_bytes == 2 and widths[0] == 8:
+        if num_fields > 0:
+            left_fields = _expand(symbols, num_units, kept, left_fields, cut, fields)
+            if left_fields < 0 or (row == 0 and left_fields > 0):
+                return False
+            join_tile(symbols, fields, num_units, cut, raw, unit_bytes, begin)
+        elif row > 0 and unit_bytes == 2 and widths[0] == 8:
             join_2(symbols, octets, plane_start + row * per_tile, num_units, raw[1], begin)
         elif row > 0 and unit_bytes == 4 and widths[0] == 16 and widths[1] == 8:
             half_place = (plane_start >> 1) + row * per_tile
@@ -135,6 +141,16 @@ def _decode_segment(
         else:
             _load_fields(body, raw_offset, row, num_coded, widths, per_tile, carried, fields)
             join_tile(symbols, fields, num_units, cut, raw, unit_bytes, begin)
+    return True
+
+
+@inner
+def _first_states(states, words, first):
+    """Read what decoding starts with; return False if no coder leaves such states."""
+    for lane in range(NUM_LANES):
+        states[lane] = np.uint64(words[first + lane])
+        if states[lane] < np.uint64(_LOWEST_STATE):
+            return False
     return True
 
 
@@ -173,6 +189,37 @@ def _last_states(states, left, has_fields, carried):
         carried[2 * lane] = np.uint8(x & np.uint64(255))
         carried[2 * lane + 1] = np.uint8((x >> np.uint64(8)) & np.uint64(255))
     return good
+
+
+@inner
+def _load_sparse(body, raw_offset, num_fields, widths):
+    """Read all raw fields of a segment with the flag E; none without it."""
+    kept = np.zeros(num_fields, dtype=np.uint64)
+    lowest = 0
+    for plane in range(widths.size):
+        width = widths[plane]
+        if width == 0 or num_fields == 0:
+            break
+        load_plane(kept, num_fields, width, np.uint64(lowest), body, raw_offset)
+        lowest += width
+        raw_offset = (raw_offset + num_fields * width // 8 + 15) & ~15
+    return kept
+
+
+@inner
+def _expand(symbols, num_units, kept, left, cut, fields):
+    """Give the units of a tile their fields, the last unit first; return how many are left, -1 if too few were."""
+    zero_symbol, zero_field = np.uint8(cut[1] & np.uint64(255)), ((cut[1] >> np.uint64(8)) & cut[5]) << cut[4]
+    for back in range(num_units):
+        index = num_units - 1 - back
+        if symbols[index] == EMPTY_SYMBOL:
+            symbols[index], fields[index] = zero_symbol, zero_field
+        else:
+            left -= 1
+            if left < 0:
+                return -1
+            fields[index] = kept[left]
+    return left
 
 
 @inner

@@ -10,8 +10,10 @@ from .base import FrameHeader
 from .device_report import FAILED_WORD, WORD_BYTES
 from .kernels import Kernels
 from .rans import RansCodec
-from .rans_format import LOG2_SUM, BodyLayout, unpack_layout
+from .rans_format import LOG2_SUM
 from .rans_plan import MIN_RAW_BYTES, SEGMENTS_PER_BLOCK, RansBuffers, RansPlan, max_segments
+from .rans_start import BodyStart, unpack_start
+from .rans_tables import wide_beside
 from .rans_units import SHAPES
 from .words import WordType
 
@@ -128,30 +130,30 @@ def decode_rans(
         CodecUnavailableError: If CuPy cannot compile the kernels for this device.
         CorruptionError: If the start of the body does not hold.
     """
-    layout = unpack_layout(header, start)
-    if layout.tables.log2_sum != LOG2_SUM:
+    told = unpack_start(header, start)
+    if told.log2_sum != LOG2_SUM:
         _decode_on_cpu(header, body, out)
         return
     kernels.load_rans()
-    found = torch.from_numpy(pack_layout(layout)).pin_memory().to(body.device, non_blocking=True)
-    launch_decoder(kernels, header, layout, found.data_ptr(), body.data_ptr(), out.data_ptr(), report)
+    found = torch.from_numpy(pack_for_device(told)).pin_memory().to(body.device, non_blocking=True)
+    launch_decoder(kernels, header, told, found.data_ptr(), body.data_ptr(), out.data_ptr(), report)
 
 
-def pack_layout(layout: BodyLayout) -> NDArray[np.int64]:
+def pack_for_device(told: BodyStart) -> NDArray[np.int64]:
     """Put what the decoder's kernel is told in one array, for one copy to the device.
 
     Returns:
         int64[3 * S + 128 * tables]: entries, offsets of raw areas and of streams, then all frequencies as uint16.
     """
-    frequencies = np.ascontiguousarray(layout.tables.frequencies, dtype="<u2").view(np.int64).reshape(-1)
-    return np.concatenate([layout.directory.entries(), layout.raw_offsets, layout.stream_offsets(), frequencies])
+    frequencies = wide_beside(told.frequencies, told.log2_sum).astype("<u2").view(np.int64).reshape(-1)
+    return np.concatenate([told.entries, told.raw_offsets, told.stream_offsets, frequencies])
 
 
 def launch_decoder(
-    kernels: Kernels, header: FrameHeader, layout: BodyLayout, found: int, body: int, out: int, report: int
+    kernels: Kernels, header: FrameHeader, told: BodyStart, found: int, body: int, out: int, report: int
 ) -> None:
-    """Enqueue the decoder's kernel: `found` is the address of `pack_layout` on the device."""
-    num_segments = layout.directory.num_segments
+    """Enqueue the decoder's kernel: `found` is the address of `pack_for_device` on the device."""
+    num_segments = told.num_segments
     stride = WORD_BYTES * num_segments
     kernels.launch(
         f"decode_segments_{SHAPES[header.word].unit_bytes}",
@@ -159,7 +161,7 @@ def launch_decoder(
         body,
         out,
         header.raw_bytes,
-        layout.segment_tiles,
+        told.segment_tiles,
         num_segments,
         found,
         found + stride,

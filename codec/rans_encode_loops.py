@@ -8,7 +8,7 @@ from .rans_compile import entry, inner
 from .rans_directory import CONSTANT_BYTES, STATES_BYTES, TILE_MAP_BYTES
 from .rans_field_loops import split_2, split_4, split_tile, store_plane
 from .rans_loops import encode_tile
-from .rans_units import CARRIED_BYTES, NUM_LANES, TILE_BYTES
+from .rans_units import CARRIED_BYTES, EMPTY_SYMBOL, NUM_LANES, TILE_BYTES
 
 _CONSTANT, _PLAIN = 1, 2
 _LOWEST_STATE = 1 << 16
@@ -21,7 +21,7 @@ def encode_loop(raw, coded, entries, raw_offsets, cuts, widths, ranges, reciproc
     Args:
         raw: View of the chunk.
         coded: bool[S, T], the tile maps.
-        entries: int64[5, S]: kind, table, wide, coded tiles, stream bytes; changed.
+        entries: int64[6, S]: kind, table, wide, coded tiles, stream bytes, raw fields (flag E); changed.
         raw_offsets: int64[S].
         cuts: uint64[S, 9].
         widths: int64[S, 6].
@@ -106,7 +106,8 @@ def _encode_segment(
     first_unit = segment * coded.size * per_tile
     num_coded = entries[3, segment]
     table = 2 * entries[1, segment]
-    has_fields = widths[0] > 0
+    num_fields = entries[5, segment]
+    has_carried = widths[0] > 0 and num_fields == 0
     begin = place
     num_tiles = min(coded.size, -((first_unit - num_values) // per_tile))
     if num_coded < num_tiles:
@@ -114,13 +115,16 @@ def _encode_segment(
             return -1
         _write_map(coded[:num_tiles], octets[place : place + TILE_MAP_BYTES])
         place += TILE_MAP_BYTES
-    plain_bytes = num_coded * per_tile + (CARRIED_BYTES if has_fields else 0)
+    plain_bytes = num_coded * per_tile + (CARRIED_BYTES if has_carried else 0)
     carried = np.zeros(CARRIED_BYTES, dtype=np.uint8)
     words_limit = (plain_bytes - STATES_BYTES + 1) // 2
     symbols = np.empty(num_coded * per_tile, dtype=np.uint8)
-    _split_segment(
-        raw, first_unit, coded, num_tiles, num_coded, raw_offset, cut, widths, per_lane, body, symbols, carried
-    )
+    if num_fields > 0:
+        _split_sparse(raw, first_unit, coded, num_tiles, num_fields, raw_offset, cut, widths, per_lane, body, symbols)
+    else:
+        _split_segment(
+            raw, first_unit, coded, num_tiles, num_coded, raw_offset, cut, widths, per_lane, body, symbols, carried
+        )
     missing = max(0, first_unit + num_tiles * per_tile - num_values) if coded[num_tiles - 1] else 0
     num_existing = symbols.size - missing
     wide = _lacks_one(symbols[:num_existing], ranges[table])
@@ -201,6 +205,43 @@ def _split_segment(
             split_tile(raw, unit_bytes, begin, num_units, cut, own, fields)
             _store_fields(fields, per_tile, widths, raw_offset, row, num_coded, body, carried)
         row += 1
+
+
+@inner
+def _split_sparse(raw, first_unit, coded, num_tiles, num_fields, raw_offset, cut, widths, per_lane, body, symbols):
+    """Do what `_split_segment` does where units of 0 have a symbol of their own and no field."""
+    per_tile, unit_bytes = per_lane * NUM_LANES, 16 // per_lane
+    num_values = raw[0].size // unit_bytes
+    zero_symbol, zero_field = cut[1] & np.uint64(255), ((cut[1] >> np.uint64(8)) & cut[5]) << cut[4]
+    fields = np.zeros(per_tile, dtype=np.uint64)
+    kept = np.empty(num_fields, dtype=np.uint64)
+    row, num_kept = 0, 0
+    for tile in range(num_tiles):
+        if not coded[tile]:
+            continue
+        begin = first_unit + tile * per_tile
+        num_units = min(per_tile, num_values - begin)
+        own = symbols[row * per_tile : (row + 1) * per_tile]
+        own[num_units:] = 0
+        split_tile(raw, unit_bytes, begin, num_units, cut, own, fields)
+        for index in range(num_units):
+            if fields[index] == zero_field and np.uint64(own[index]) == zero_symbol:
+                own[index] = EMPTY_SYMBOL
+            else:
+                kept[num_kept] = fields[index]
+                num_kept += 1
+        row += 1
+    lowest = 0
+    for plane in range(widths.size):
+        width = widths[plane]
+        if width == 0:
+            break
+        store_plane(kept, num_fields, width, np.uint64(lowest), body, raw_offset)
+        lowest += width
+        raw_offset += num_fields * width // 8
+        while raw_offset & 15:
+            body[0][raw_offset] = 0
+            raw_offset += 1
 
 
 @inner

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from .base import FrameHeader
 from .errors import CorruptionError, TruncatedError, UnknownCodecError
-from .rans_directory import ENTRY_BYTES, Directory, check_directory, tiles_of_segments
-from .rans_tables import MAX_TABLE_BYTES, CodeTables, pack_tables, unpack_tables, with_wide
-from .rans_units import SHAPES, UnitShape
+from .rans_directory import ENTRY_BYTES, Directory, tiles_of_segments
+from .rans_tables import MAX_TABLE_BYTES, CodeTables, pack_tables, with_wide
+from .rans_units import UnitShape
 from .words import WordType
 
 LOG2_SUM = 12
@@ -24,6 +24,7 @@ _SUMS = (12, 13, 14)
 _SEGMENT_TILES = (16, 32, 64, 128, 256)
 _MAX_TABLES = 64
 _PREAMBLE = struct.Struct("<BBBBHHIIQQ")
+PREAMBLE_BYTES = _PREAMBLE.size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +52,7 @@ class Preamble:
     @property
     def start_bytes(self) -> int:
         """Bytes of preamble, tables and directory."""
-        return _PREAMBLE.size + self.tables_bytes + _directory_bytes(self.tiles.size)
+        return PREAMBLE_BYTES + self.tables_bytes + _directory_bytes(self.tiles.size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +104,7 @@ def plan_layout(
         log2_sum: n, to whose power of two each table sums.
         directory: Complete but for streams, tables and the kind where that depends on the stream.
     """
-    start = _PREAMBLE.size + len(pack_tables(frequencies)) + _directory_bytes(directory.num_segments)
+    start = PREAMBLE_BYTES + len(pack_tables(frequencies)) + _directory_bytes(directory.num_segments)
     raw_bytes = directory.raw_bytes(shape)
     ends = start + np.cumsum(raw_bytes)
     return BodyLayout(
@@ -139,7 +140,7 @@ def pack_start(word: WordType, frequencies: NDArray[np.uint32], layout: BodyLayo
 def start_bound_bytes(raw_bytes: int) -> int:
     """Return the most bytes that the start of a body, up to its raw region, can take for a chunk of `raw_bytes`."""
     num_segments = tiles_of_segments(raw_bytes, min(_SEGMENT_TILES)).size
-    return _PREAMBLE.size + _MAX_TABLES * MAX_TABLE_BYTES + _directory_bytes(num_segments)
+    return PREAMBLE_BYTES + _MAX_TABLES * MAX_TABLE_BYTES + _directory_bytes(num_segments)
 
 
 def unpack_preamble(header: FrameHeader, start: NDArray[np.uint8]) -> Preamble:
@@ -154,8 +155,8 @@ def unpack_preamble(header: FrameHeader, start: NDArray[np.uint8]) -> Preamble:
         UnknownCodecError: If it is of another version, or has a context rule that this build does not know.
         CorruptionError: If a field is not what the header calls for.
     """
-    if min(start.size, header.body_bytes) < _PREAMBLE.size:
-        raise TruncatedError(f"the body ends after {start.size} bytes, inside its {_PREAMBLE.size}-byte preamble")
+    if min(start.size, header.body_bytes) < PREAMBLE_BYTES:
+        raise TruncatedError(f"the body ends after {start.size} bytes, inside its {PREAMBLE_BYTES}-byte preamble")
     version, log2_sum, word, rule, segment_tiles, num_tables, num_segments, *sizes = _PREAMBLE.unpack_from(start.data)
     if version != _BODY_VERSION or rule != _NO_CONTEXT:
         raise UnknownCodecError(
@@ -180,44 +181,6 @@ def unpack_preamble(header: FrameHeader, start: NDArray[np.uint8]) -> Preamble:
     if preamble.tables_bytes > num_tables * MAX_TABLE_BYTES:
         raise CorruptionError(f"the body gives {num_tables} tables {preamble.tables_bytes} bytes, which no writer does")
     return preamble
-
-
-def unpack_layout(header: FrameHeader, start: NDArray[np.uint8]) -> BodyLayout:
-    """Read and check everything before the raw region, so that no segment reaches outside its own bytes.
-
-    Args:
-        header: The frame's header; its raw_bytes must have been checked against what the caller expects.
-        start: uint8[at least the preamble's start_bytes], the start of the body or all of it.
-
-    Raises:
-        TruncatedError: If `start` is too short.
-        UnknownCodecError: If the body is of another version, or has a context rule that this build does not know.
-        CorruptionError: If a field is not what header and body call for.
-    """
-    preamble = unpack_preamble(header, start)
-    if start.size < preamble.start_bytes:
-        raise TruncatedError(f"the body ends after {start.size} bytes, before its {preamble.start_bytes}-byte start")
-    tables_end = _PREAMBLE.size + preamble.tables_bytes
-    frequencies = unpack_tables(start[_PREAMBLE.size : tables_end], preamble.num_tables, preamble.log2_sum)
-    directory = Directory.unpack(start[tables_end : preamble.start_bytes], preamble.tiles.size)
-    shape = SHAPES[header.word]
-    check_directory(directory, preamble.tiles, preamble.num_tables, shape)
-    raw_areas = directory.raw_bytes(shape)
-    layout = BodyLayout(
-        shape=shape,
-        segment_tiles=preamble.segment_tiles,
-        tiles=preamble.tiles,
-        tables=with_wide(frequencies, preamble.log2_sum),
-        directory=directory,
-        raw_offsets=preamble.start_bytes + np.cumsum(raw_areas) - raw_areas,
-        raw_end=preamble.start_bytes + preamble.raw_bytes,
-    )
-    if int(raw_areas.sum()) != preamble.raw_bytes or layout.body_bytes != header.body_bytes:
-        raise CorruptionError(
-            f"the segments take {int(raw_areas.sum())} raw bytes and {layout.body_bytes} bytes in all; the body gives "
-            f"{preamble.raw_bytes} and {header.body_bytes}"
-        )
-    return layout
 
 
 def _directory_bytes(num_segments: int) -> int:

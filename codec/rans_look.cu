@@ -1,6 +1,7 @@
 // What the rans encoder finds out before it codes: kind, flags and tile map of each segment, and the tables.
 
 constexpr u32 kSampledTiles = 4096;   // a chunk of more tiles is only sampled for the tables
+constexpr u32 kZeroShare = 128;       // one unit of so many must be 0, or a segment is not looked at for the flag E
 
 __device__ __forceinline__ u32 sum_of_warp(u32 n) {
 #pragma unroll
@@ -53,14 +54,59 @@ struct Evidence {
 // Where in a tile the sampled sector starts; `tile` is the tile's number in the chunk.
 __device__ __forceinline__ u32 sector_of(u64 tile) { return ((u32)tile * 0x9E3779B1u >> 28) * 32; }
 
+// `of_zero` is the symbol of a unit of 0.
 template <u32 kUnitBytes>
-__device__ __forceinline__ void count(uint4 q, u32 exist, u32 (*histogram)[kLanes]) {
+__device__ __forceinline__ void count(uint4 q, u32 exist, u32 of_zero, u32 (*histogram)[kLanes]) {
   typedef Cut<kUnitBytes, 0> C;
   typename C::Value value[C::kUnits];
   values_of<C>(q, value);
 #pragma unroll
   for (u32 i = 0; i < C::kUnits; ++i)
-    if (i * kUnitBytes < exist) atomicAdd(&histogram[symbol_of<C>(value[i])][lane_of_thread()], 1u);
+    if (i * kUnitBytes < exist)
+      atomicAdd(&histogram[value[i] == 0 ? of_zero : symbol_of<C>(value[i])][lane_of_thread()], 1u);
+}
+
+template <u32 kUnitBytes> __device__ __forceinline__ u32 zero_units(uint4 q) {
+  typedef Cut<kUnitBytes, 0> C;
+  typename C::Value value[C::kUnits];
+  values_of<C>(q, value);
+  u32 zeros = 0;
+#pragma unroll
+  for (u32 i = 0; i < C::kUnits; ++i) zeros += value[i] == 0;
+  return zeros;
+}
+
+// Bits of a raw field.
+template <u32 kUnitBytes> __device__ __forceinline__ u32 field_bits(u32 info) {
+  const u32 flags = info >> kFlagShift;
+  return 8 * kUnitBytes - 8 - (flags & kOneSign ? 1 : 0) - (flags & kNoHigh ? 3 : 0) -
+         (flags & kShort ? (kUnitBytes == 8 ? 29 : 16) : 0);
+}
+
+// Returns the info with the flag E, if the segment is to have it. `map` is its tile map, `info` what it is without.
+template <u32 kUnitBytes> __device__ u32 with_sparse(const u8* segment, u32 bytes, u32 map, u32 info) {
+  typedef Cut<kUnitBytes, 0> C;
+  const u32 lane = lane_of_thread(), tiles = (bytes + kTileBytes - 1) / kTileBytes;
+  u32 num_fields = 0, taken = 0;
+#pragma unroll 2
+  for (u32 t = 0; t < tiles; ++t) {
+    const u32 at = t * kTileBytes + lane * kLaneBytes;
+    const uint4 q = load_vector(segment + at, existing(at, bytes), make_uint4(0, 0, 0, 0));
+    typename C::Value value[C::kUnits];
+    values_of<C>(q, value);
+#pragma unroll
+    for (u32 i = 0; i < C::kUnits; ++i) num_fields += value[i] != 0, taken |= symbol_of<C>(value[i]) == kEmptySymbol;
+  }
+  num_fields = sum_of_warp(num_fields);
+  const bool ends_coded = __shfl_sync(kAll, map, (tiles - 1) / 32) >> (tiles - 1) % 32 & 1;
+  const u32 num_units = coded_tiles(info) * (kTileBytes / kUnitBytes) -
+                        (ends_coded ? (tiles * kTileBytes - bytes) / kUnitBytes : 0);
+  const u32 short_bit = kUnitBytes < 8 ? info & kShort << kFlagShift : 0;
+  const u32 sparse = kCoded | short_bit | (info & 1u << kMappedShift) | 1u << kSparseShift |
+                     coded_tiles(info) << kTilesShift | num_fields << kFieldsShift;
+  const u32 dense_bits = num_units * field_bits<kUnitBytes>(info);
+  const bool gains = num_fields * field_bits<kUnitBytes>(sparse) + 8 * kCarriedBytes < dense_bits;
+  return __any_sync(kAll, taken) || !gains ? info : sparse;
 }
 
 // The first 8 bytes of a segment; of a shorter one its first unit again and again.
@@ -72,14 +118,15 @@ template <u32 kUnitBytes> __device__ __forceinline__ uint2 first_of(const u8* se
 
 // Returns the info of a segment; lane w < 8 gets word w of its tile map.
 template <u32 kUnitBytes>
-__device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, bool sampled, u32& map) {
-  const u32 lane = lane_of_thread(), tiles = (bytes + kTileBytes - 1) / kTileBytes;
+__device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, u32& map) {
+  const u32 lane = lane_of_thread(), tiles = (bytes + kTileBytes - 1) / kTileBytes, whole = bytes / kTileBytes;
   const uint2 first = first_of<kUnitBytes>(segment, bytes);
   const uint4 filler = make_uint4(first.x, first.y, first.x, first.y);
   map = smaller(lane * 32, tiles) == tiles ? 0 : tiles - lane * 32 >= 32 ? kAll : (1u << (tiles - lane * 32)) - 1;
-  if (sampled) {
+  bool has_zeros = false;   // enough of them that the flag E may be worth it
+  {
     Evidence<kUnitBytes> seen = {};
-    u32 zero_sector = 0;
+    u32 zero_sector = 0, zeros = 0;
 #pragma unroll 4
     for (u32 base = 0; base < tiles; base += 16) {
       const u32 t = base + lane / 2, at = t * kTileBytes + sector_of(first_tile + t) + lane % 2 * kLaneBytes;
@@ -87,12 +134,14 @@ __device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, boo
       const uint4 q = load_vector(segment + at, exist, filler);
       const u32 nonzero = exist ? q.x | q.y | q.z | q.w : 0;   // wrong only where the filler is in it: looked at below
       if (exist) seen.look_at(q, first);
+      if (kUnitBytes > 1 && t < whole) zeros += zero_units<kUnitBytes>(q);
       const u32 of_sector = nonzero | __shfl_xor_sync(kAll, nonzero, 1);
       zero_sector |= t < tiles && (of_sector == 0 || exist < kLaneBytes);
     }
     seen.share();
+    if (kUnitBytes > 1) has_zeros = sum_of_warp(zeros) * kZeroShare >= whole * (2 * kLaneBytes / kUnitBytes);
     const u32 common = seen.flags_and_sign();
-    if (!__any_sync(kAll, zero_sector) && seen.differs && common == 0) return kCoded | tiles << kTilesShift;
+    if (!__any_sync(kAll, zero_sector) && seen.differs && common == 0 && !has_zeros) return kCoded | tiles << kTilesShift;
   }
   Evidence<kUnitBytes> seen = {};
   u32 coded = 0;
@@ -114,21 +163,21 @@ __device__ u32 look_at_segment(const u8* segment, u32 bytes, u64 first_tile, boo
   seen.share();
   if (coded == 0) return kZero;
   if (seen.differs == 0) return kConstant;
-  return kCoded | seen.flags_and_sign() | (coded < tiles ? 1u << kMappedShift : 0) | coded << kTilesShift;
+  const u32 info = kCoded | seen.flags_and_sign() | (coded < tiles ? 1u << kMappedShift : 0) | coded << kTilesShift;
+  if constexpr (kUnitBytes > 1)
+    if (has_zeros) return with_sparse<kUnitBytes>(segment, bytes, map, info);
+  return info;
 }
 
 // Bytes of the raw area of a segment.
 template <u32 kUnitBytes> __device__ u32 area_bytes(u32 info) {
-  const u32 flags = info >> kFlagShift, tiles = info >> kTilesShift;
   if (info % 4 != kCoded || kUnitBytes == 1) return 0;
-  u32 bits = 8 * kUnitBytes - 8;
-  if (flags & kOneSign) bits -= 1;
-  if (flags & kNoHigh) bits -= 3;
-  if (flags & kShort) bits -= kUnitBytes == 8 ? 29 : 16;
+  const u32 bits = field_bits<kUnitBytes>(info), tiles = coded_tiles(info), num_fields = info >> kFieldsShift;
   u32 bytes = 0;
   for (u32 width = 32; width > 0; width /= 2)
-    if (bits & width) bytes += plane_bytes<kLaneBytes / kUnitBytes>(width, tiles);
-  return bytes - kCarriedBytes;
+    if (bits & width)
+      bytes += is_sparse(info) ? sparse_plane_bytes(width, num_fields) : plane_bytes<kLaneBytes / kUnitBytes>(width, tiles);
+  return bytes - (is_sparse(info) ? 0 : kCarriedBytes);
 }
 
 template <u32 kUnitBytes>
@@ -147,19 +196,19 @@ __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32*
     const u64 first_tile = (u64)s * chunk.segment_tiles;
     const bool sampled = chunk.raw_bytes > (u64)kSampledTiles * kTileBytes;
     u32 map;
-    const u32 info = look_at_segment<kUnitBytes>(segment, bytes, first_tile, sampled, map);
+    const u32 info = look_at_segment<kUnitBytes>(segment, bytes, first_tile, map);
     area = area_bytes<kUnitBytes>(info);
     if (lane == 0) infos[s] = info, raw_areas[s] = area;
     if (lane < 8) maps[8 * s + lane] = map;
     if (info % 4 == kCoded) {
       const uint4 zero = make_uint4(0, 0, 0, 0);
-      const u32 step = sampled ? 16 : 1;
+      const u32 step = sampled ? 16 : 1, of_zero = is_sparse(info) ? kEmptySymbol : symbol_of<Cut<kUnitBytes, 0>>(0);
       for (u32 base = 0; base < tiles; base += step) {
         const u32 t = sampled ? base + lane / 2 : base;
         const u32 within = sampled ? sector_of(first_tile + t) + lane % 2 * kLaneBytes : lane * kLaneBytes;
         const u32 at = t * kTileBytes + within, word = __shfl_sync(kAll, map, t / 32 % kLanes);
         const u32 exist = word >> t % 32 & 1 ? existing(at, bytes) : 0;
-        if (exist) count<kUnitBytes>(load_vector(segment + at, exist, zero), exist, histogram);
+        if (exist) count<kUnitBytes>(load_vector(segment + at, exist, zero), exist, of_zero, histogram);
       }
     }
   }
@@ -245,7 +294,8 @@ __device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4*
   __syncthreads();
   bool present = mine != 0;
   const u32 last = smaller(s + 8 * spread, kSymbols - 1);
-  for (u32 i = s > 2 * spread ? s - 2 * spread : 0; i <= last; ++i) present |= counted[i] != 0;
+  for (u32 i = s > 2 * spread ? s - 2 * spread : 0; i <= last; ++i)
+    present |= i != kEmptySymbol && counted[i] != 0;
   const u32 f = (u32)(((u64)mine * kSum + total / 2) / total);
   frequency[s] = !present ? 0 : f ? f : 1;
   __syncthreads();

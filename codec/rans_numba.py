@@ -28,7 +28,8 @@ def count_symbols(symbols: Octets) -> NDArray[np.int64]:
 def encode_segments(raw: Octets, coded: NDArray[np.bool_], layout: BodyLayout, body: Octets) -> bool:
     """Do what `rans_numpy.encode_segments` does."""
     directory, shape = layout.directory, layout.shape
-    entries = np.stack([directory.kind, directory.table, directory.wide, directory.num_coded, directory.stream_bytes])
+    parts = (directory.kind, directory.table, directory.wide, directory.num_coded, directory.stream_bytes)
+    entries = np.stack([*parts, directory.num_fields])
     cuts, widths = _cuts(layout)
     end: int = encode_loop(
         _view(raw),
@@ -43,15 +44,16 @@ def encode_segments(raw: Octets, coded: NDArray[np.bool_], layout: BodyLayout, b
         layout.raw_end,
         _view(body),
     )
-    directory.kind[:], directory.table[:], directory.wide[:], _, directory.stream_bytes[:] = entries
+    directory.kind[:], directory.table[:], directory.wide[:], _, directory.stream_bytes[:], _ = entries
     return end >= 0
 
 
 def decode_segments(layout: BodyLayout, body: Octets, out: Octets) -> None:
     """Do what `rans_numpy.decode_segments` does."""
     directory, shape = layout.directory, layout.shape
+    tables = 2 * directory.table + directory.wide
     entries = np.stack(
-        [directory.kind, 2 * directory.table + directory.wide, directory.num_coded, directory.mapped, layout.tiles]
+        [directory.kind, tables, directory.num_coded, directory.mapped, layout.tiles, directory.num_fields]
     )
     cuts, widths = _cuts(layout)
     place: int = decode_loop(

@@ -12,7 +12,7 @@ from .rans_directory import CONSTANT_BYTES, STATES_BYTES, TILE_MAP_BYTES, Segmen
 from .rans_format import BodyLayout
 from .rans_rows import LOWEST_STATE, RowDecoder, RowEncoder, count_symbols
 from .rans_segments import Segment, coded_units, pack_map, segments_of, write_raw_area, write_units
-from .rans_units import TILE_BYTES, symbols_of
+from .rans_units import EMPTY_SYMBOL, TILE_BYTES, symbols_of
 
 # Enough rows that NumPy's calls are few for the bytes, few enough that the temporaries of a step stay in the caches.
 _ROWS = 256
@@ -88,6 +88,8 @@ def _streams(
     for segment in batch:
         values = coded_units(raw, segment, coded[segment.index])
         own = symbols_of(values, shape)
+        if segment.num_fields:
+            own[values == 0] = EMPTY_SYMBOL
         num_existing = own.size - segment.num_missing
         own[num_existing:] = 0
         symbols.append(own)
@@ -175,9 +177,9 @@ def _decode_batch(
     if (states < LOWEST_STATE).any():
         raise CorruptionError("a coded segment starts with a state below 65536")
     decoded = decoder.decode(rows, states, words, tables)
-    limit = 2 * LOWEST_STATE if layout.shape.has_sign else LOWEST_STATE + 1
     for row, segment in enumerate(rows):
         last = decoded.states[row]
+        limit = 2 * LOWEST_STATE if segment.carried_bytes else LOWEST_STATE + 1
         if decoded.words_left[row] or (last < LOWEST_STATE).any() or (last >= limit).any():
             raise CorruptionError(f"segment {segment.index} does not decode to its first state and no words left")
         carried = last.astype("<u2").view(np.uint8)[: segment.carried_bytes]

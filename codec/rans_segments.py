@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CorruptionError
-from .rans_directory import TILE_MAP_BYTES, plane_bytes
+from .rans_directory import TILE_MAP_BYTES
 from .rans_format import BodyLayout
 from .rans_units import (
     CARRIED_BYTES,
+    EMPTY_SYMBOL,
     NUM_LANES,
     TILE_BYTES,
     FieldCut,
@@ -40,6 +41,7 @@ class Segment:
         raw_area: Where its raw area is in the body.
         num_coded: Coded tiles.
         num_missing: Units that the last of them lacks, because the chunk ends inside it.
+        num_fields: Raw fields, where only units that are not 0 have one; else 0.
     """
 
     index: int
@@ -50,6 +52,7 @@ class Segment:
     raw_area: slice
     num_coded: int
     num_missing: int
+    num_fields: int
 
     @property
     def num_steps(self) -> int:
@@ -59,7 +62,7 @@ class Segment:
     @property
     def carried_bytes(self) -> int:
         """Bytes of its first plane that are in its stream."""
-        return CARRIED_BYTES if self.cut.num_bits else 0
+        return CARRIED_BYTES if self.cut.num_bits and not self.num_fields else 0
 
 
 def segments_of(layout: BodyLayout, num_bytes: int, ends_coded: bool) -> Iterator[Segment]:
@@ -85,6 +88,7 @@ def segments_of(layout: BodyLayout, num_bytes: int, ends_coded: bool) -> Iterato
             raw_area=slice(place, place + int(raw_bytes[index])),
             num_coded=int(directory.num_coded[index]),
             num_missing=missing_bytes // shape.unit_bytes if begin + segment_bytes >= num_bytes else 0,
+            num_fields=int(directory.num_fields[index]),
         )
 
 
@@ -109,15 +113,18 @@ def coded_units(raw: Octets, segment: Segment, coded: NDArray[np.bool_]) -> NDAr
 
 
 def write_raw_area(values: NDArray[np.unsignedinteger], segment: Segment, body: Octets) -> Octets:
-    """Write the raw area of a segment and return its carried bytes: uint8[64], or none where units are bytes."""
+    """Write the raw area of a segment and return its carried bytes: uint8[64], or none."""
     if not segment.cut.num_bits:
         return np.empty(0, dtype=np.uint8)
+    if segment.num_fields:
+        values = values[values != 0]
     fields = fields_of(values, segment.shape, segment.cut)
-    # A unit that does not exist has the field 0, which is not what a value of 0 has.
-    fields[fields.size - segment.num_missing :] = 0
+    if not segment.num_fields:
+        # A unit that does not exist has the field 0, which is not what a value of 0 has.
+        fields[fields.size - segment.num_missing :] = 0
     area = body[segment.raw_area]
     carried = np.empty(0, dtype=np.uint8)
-    place = -CARRIED_BYTES
+    place = -segment.carried_bytes
     for width, lowest in planes_of(segment.cut.num_bits):
         plane = pack_plane(fields, width, lowest)
         if place < 0:
@@ -131,13 +138,13 @@ def write_raw_area(values: NDArray[np.unsignedinteger], segment: Segment, body: 
 
 
 def read_raw_area(segment: Segment, body: Octets, carried: Octets) -> NDArray[np.unsignedinteger]:
-    """Return the raw fields of a segment: dtype[num_coded * units_per_tile]."""
+    """Return the raw fields of a segment: dtype[num_fields], or dtype[num_coded * units_per_tile]."""
     shape = segment.shape
-    fields = np.zeros(segment.num_coded * shape.units_per_tile, dtype=shape.dtype)
+    fields = np.zeros(segment.num_fields or segment.num_coded * shape.units_per_tile, dtype=shape.dtype)
     area = body[segment.raw_area]
-    place = -CARRIED_BYTES
+    place = -segment.carried_bytes
     for width, lowest in planes_of(segment.cut.num_bits):
-        num_bytes = int(plane_bytes(segment.num_coded, width, shape))
+        num_bytes = fields.size * width // 8
         plane = area[max(place, 0) : place + num_bytes]
         unpack_plane(np.concatenate([carried, plane]) if place < 0 else plane, width, lowest, fields)
         place += num_bytes + -num_bytes % 16
@@ -160,7 +167,10 @@ def write_units(
     """
     fields = read_raw_area(segment, body, carried)
     sign = int(layout.directory.sign[segment.index])
-    octets = values_of(symbols, fields, segment.shape, segment.cut, sign).view(np.uint8)
+    if segment.num_fields:
+        octets = _sparse_values(symbols, fields, segment).view(np.uint8)
+    else:
+        octets = values_of(symbols, fields, segment.shape, segment.cut, sign).view(np.uint8)
     place = out[segment.begin : segment.end]
     if tile_map.size:
         num_tiles = int(layout.tiles[segment.index])
@@ -168,6 +178,21 @@ def write_units(
         tiles[checked_map(tile_map, segment, num_tiles)] = octets.reshape(-1, TILE_BYTES)
         octets = tiles.reshape(-1)
     place[:] = octets[: place.size]
+
+
+def _sparse_values(
+    symbols: Octets, fields: NDArray[np.unsignedinteger], segment: Segment
+) -> NDArray[np.unsignedinteger]:
+    """Return the units of a segment with the flag E: dtype[num_coded * units_per_tile]."""
+    num_existing = symbols.size - segment.num_missing
+    places = np.flatnonzero(symbols[:num_existing] != EMPTY_SYMBOL)
+    if places.size != segment.num_fields:
+        raise CorruptionError(
+            f"segment {segment.index} has {places.size} units that are not empty, and {segment.num_fields} raw fields"
+        )
+    values = np.zeros(symbols.size, dtype=segment.shape.dtype)
+    values[places] = values_of(symbols[places], fields, segment.shape, segment.cut, 0)
+    return values
 
 
 def checked_map(tile_map: Octets, segment: Segment, num_tiles: int) -> NDArray[np.bool_]:

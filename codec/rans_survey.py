@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .rans_directory import Directory, SegmentKind, tiles_of_segments
-from .rans_units import TILE_BYTES, UnitShape, high_bits_of, symbols_of
+from .rans_units import CARRIED_BYTES, EMPTY_SYMBOL, TILE_BYTES, UnitShape, high_bits_of, symbols_of
 
 SAMPLED_ABOVE_TILES = 4096
 """A chunk of more tiles is sampled."""
@@ -28,6 +28,9 @@ _SECTOR_BYTES = 32
 _SECTORS = TILE_BYTES // _SECTOR_BYTES
 _MULTIPLIER = 0x9E3779B1
 _TILES_AT_A_TIME = 4096
+
+ZERO_SHARE = 128
+"""One unit of so many in the sectors must be 0, or a segment is not looked at for the flag E."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +68,7 @@ def survey(raw: NDArray[np.uint8], shape: UnitShape, count: Count) -> Survey:
     coded.reshape(-1)[:num_tiles] = ~_zero_tiles(raw, probes, num_tiles)
     num_coded = np.count_nonzero(coded, axis=1)
     directory.kind[:] = np.where(num_coded == 0, SegmentKind.ZERO, SegmentKind.CODED)
-    _find_special(raw, probes, shape, directory)
+    _find_special(raw, probes, coded, shape, directory)
     coded[directory.kind != SegmentKind.CODED] = False
     directory.num_coded[:] = np.where(directory.kind == SegmentKind.CODED, num_coded, 0)
     directory.mapped[:] = (directory.num_coded > 0) & (directory.num_coded < tiles)
@@ -73,10 +76,11 @@ def survey(raw: NDArray[np.uint8], shape: UnitShape, count: Count) -> Survey:
     directory.table[:] = np.where(directory.kind == SegmentKind.CODED, np.arange(tiles.size) // per_table, 0)
     sampled = num_tiles > SAMPLED_ABOVE_TILES
     tiles_per_table = per_table * shape.segment_tiles
-    counts = [
-        _count(raw, probes, coded.reshape(-1), begin, min(begin + tiles_per_table, num_tiles), shape, sampled, count)
-        for begin in range(0, num_tiles, tiles_per_table)
-    ]
+    sparse = np.repeat(directory.sparse, shape.segment_tiles).astype(bool)
+    counts = []
+    for begin in range(0, num_tiles, tiles_per_table):
+        rows = slice(begin, min(begin + tiles_per_table, num_tiles))
+        counts.append(_count(raw, probes, coded.reshape(-1), sparse, rows, shape, sampled, count))
     return Survey(tiles, directory, coded, np.stack(counts), sampled)
 
 
@@ -109,15 +113,26 @@ def _zero_tiles(raw: NDArray[np.uint8], probes: NDArray[np.uint64], num_tiles: i
     return zero
 
 
-def _find_special(raw: NDArray[np.uint8], probes: NDArray[np.uint64], shape: UnitShape, directory: Directory) -> None:
-    """Find constant segments and the flags N, H and L of the others."""
+def _find_special(
+    raw: NDArray[np.uint8],
+    probes: NDArray[np.uint64],
+    coded: NDArray[np.bool_],
+    shape: UnitShape,
+    directory: Directory,
+) -> None:
+    """Find constant segments and the flags N, H, L and E of the others."""
+    has_zeros = _have_zeros(probes, shape, directory.num_segments)
     segment_bytes = shape.segment_tiles * TILE_BYTES
-    for index in np.flatnonzero(_may_be_special(probes, shape, directory)):
+    for index in np.flatnonzero(
+        _may_be_special(probes, shape, directory) | (has_zeros & (directory.kind != SegmentKind.ZERO))
+    ):
         segment = raw[index * segment_bytes : (index + 1) * segment_bytes]
         if np.array_equal(segment[8:], segment[:-8]):
             directory.kind[index] = SegmentKind.CONSTANT
         elif shape.has_sign:
             _set_flags(segment.view(shape.dtype), shape, directory, int(index))
+            if has_zeros[index]:
+                _make_sparse(segment, coded[index], shape, directory, int(index))
 
 
 def _may_be_special(probes: NDArray[np.uint64], shape: UnitShape, directory: Directory) -> NDArray[np.bool_]:
@@ -139,6 +154,40 @@ def _may_be_special(probes: NDArray[np.uint64], shape: UnitShape, directory: Dir
     return special
 
 
+def _have_zeros(probes: NDArray[np.uint64], shape: UnitShape, num_segments: int) -> NDArray[np.bool_]:
+    """Return which segments have enough units of 0 in the sectors of their whole tiles: bool[S]."""
+    if not shape.has_sign:
+        return np.zeros(num_segments, dtype=bool)
+    units = probes.view(shape.dtype)
+    zeros = np.count_nonzero(units == 0, axis=1)
+    starts = np.arange(0, num_segments * shape.segment_tiles, shape.segment_tiles)
+    totals = np.diff(np.append(np.concatenate([[0], np.cumsum(zeros)])[np.minimum(starts, len(zeros))], zeros.sum()))
+    tiles = np.minimum(np.maximum(len(zeros) - starts, 0), shape.segment_tiles)
+    enough: NDArray[np.bool_] = totals * ZERO_SHARE >= tiles * units.shape[1]
+    return enough
+
+
+def _make_sparse(
+    segment: NDArray[np.uint8], coded: NDArray[np.bool_], shape: UnitShape, directory: Directory, index: int
+) -> None:
+    """Set the flag E where it makes the raw area shorter."""
+    units = segment.view(shape.dtype)
+    lacking = -units.size % shape.units_per_tile
+    num_tiles = -(-units.size // shape.units_per_tile)
+    num_units = int(np.count_nonzero(coded[:num_tiles])) * shape.units_per_tile - lacking * int(coded[num_tiles - 1])
+    num_fields = int(np.count_nonzero(units))
+    plain_bits = int(directory.field_bits(shape)[index])
+    short = directory.short[index] and shape.unit_bytes < 8
+    bits = 8 * shape.unit_bytes - 8 - (shape.short_bits if short else 0)
+    if num_fields * bits + 8 * CARRIED_BYTES >= num_units * plain_bits or num_fields == num_units:
+        return
+    if (symbols_of(units, shape) == EMPTY_SYMBOL).any():
+        return
+    directory.sparse[index], directory.num_fields[index] = 1, num_fields
+    directory.one_sign[index] = directory.sign[index] = directory.no_high[index] = 0
+    directory.short[index] = int(short)
+
+
 def _set_flags(units: NDArray[np.unsignedinteger], shape: UnitShape, directory: Directory, index: int) -> None:
     unit = shape.dtype.type
     sign_place = unit(8 * shape.unit_bytes - 1)
@@ -156,26 +205,34 @@ def _count(
     raw: NDArray[np.uint8],
     probes: NDArray[np.uint64],
     coded: NDArray[np.bool_],
-    begin: int,
-    end: int,
+    sparse: NDArray[np.bool_],
+    tiles: slice,
     shape: UnitShape,
     sampled: bool,
     count: Count,
 ) -> NDArray[np.int64]:
-    """Count the symbols of the coded tiles begin … end - 1, all of them or those of the sectors."""
+    """Count the symbols of some tiles, of those that are coded: all of them or those of the sectors."""
+
+    def counted(units: NDArray[np.unsignedinteger], is_sparse: NDArray[np.bool_]) -> NDArray[np.int64]:
+        symbols = symbols_of(units, shape)
+        if is_sparse.any():
+            symbols = np.where((units == 0) & is_sparse[:, None], np.uint8(EMPTY_SYMBOL), symbols)
+        return count(symbols.reshape(-1))
+
     num_whole = len(probes)
-    rows = slice(begin, min(end, num_whole))
+    rows = slice(tiles.start, min(tiles.stop, num_whole))
+    chosen_sparse = sparse[rows]
     if sampled:
         chosen = probes[rows].view(np.uint8)
     else:
         chosen = raw[rows.start * TILE_BYTES : rows.stop * TILE_BYTES].reshape(-1, TILE_BYTES)
     if not coded[rows].all():
-        chosen = chosen[coded[rows]]
-    counts = count(symbols_of(chosen.reshape(-1).view(shape.dtype), shape))
-    if end > num_whole and coded[num_whole]:
+        chosen, chosen_sparse = chosen[coded[rows]], chosen_sparse[coded[rows]]
+    counts = counted(chosen.view(shape.dtype), chosen_sparse)
+    if tiles.stop > num_whole and coded[num_whole]:
         last = raw[num_whole * TILE_BYTES :]
         if sampled:
             place = int(_sectors(num_whole, 1)[0]) * _SECTOR_BYTES
             last = last[place : place + _SECTOR_BYTES]
-        counts = counts + count(symbols_of(last.view(shape.dtype), shape))
+        counts = counts + counted(last.view(shape.dtype)[None], sparse[num_whole : num_whole + 1])
     return counts

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CorruptionError
+from .rans_units import EMPTY_SYMBOL
 
 NUM_SYMBOLS = 256
 MAP_BYTES = NUM_SYMBOLS // 8
@@ -53,7 +54,7 @@ def quantise(counts: NDArray[np.int64], spread: int, sampled: bool, log2_sum: in
         counts[0] = 1
     present = counts > 0
     if sampled and spread:
-        for symbol in np.flatnonzero(counts):
+        for symbol in np.flatnonzero(counts[:EMPTY_SYMBOL]):
             present[max(0, int(symbol) - 8 * spread) : int(symbol) + 2 * spread + 1] = True
     num_counted = int(counts.sum())
     frequencies = np.where(present, np.maximum(1, (counts * total_sum + num_counted // 2) // num_counted), 0)
@@ -68,6 +69,20 @@ def quantise(counts: NDArray[np.int64], spread: int, sampled: bool, log2_sum: in
     return frequencies.astype(np.uint32)
 
 
+def wide_beside(frequencies: NDArray[np.uint32], log2_sum: int) -> NDArray[np.uint32]:
+    """Put its wide table behind each: uint32[num_tables, 256], each of sum 2**log2_sum, to [2 * num_tables, 256]."""
+    total_sum = 1 << log2_sum
+    both = np.empty((len(frequencies), 2, NUM_SYMBOLS), dtype=np.uint32)
+    both[:, 0] = frequencies
+    wide = both[:, 1]
+    np.multiply(frequencies, np.uint32(total_sum - NUM_SYMBOLS), out=wide)
+    wide >>= np.uint32(log2_sum)
+    wide += np.uint32(1)
+    missing = np.uint32(total_sum) - wide.sum(axis=1, dtype=np.uint32)
+    wide[np.arange(len(wide)), np.argmax(frequencies, axis=1)] += missing
+    return both.reshape(-1, NUM_SYMBOLS)
+
+
 def with_wide(frequencies: NDArray[np.uint32], log2_sum: int) -> CodeTables:
     """Add to each table its wide one.
 
@@ -75,14 +90,7 @@ def with_wide(frequencies: NDArray[np.uint32], log2_sum: int) -> CodeTables:
         frequencies: uint32[num_tables, 256], each row of sum 2**log2_sum.
         log2_sum: n.
     """
-    total_sum = 1 << log2_sum
-    both = np.empty((len(frequencies), 2, NUM_SYMBOLS), dtype=np.uint32)
-    both[:, 0] = frequencies
-    wide = both[:, 1]
-    wide[...] = 1 + (frequencies * np.uint32(total_sum - NUM_SYMBOLS) >> np.uint32(log2_sum))
-    missing = np.uint32(total_sum) - wide.sum(axis=1, dtype=np.uint32)
-    wide[np.arange(len(wide)), np.argmax(frequencies, axis=1)] += missing
-    every = both.reshape(-1, NUM_SYMBOLS)
+    every = wide_beside(frequencies, log2_sum)
     return CodeTables(log2_sum, every, np.cumsum(every, axis=1, dtype=np.uint32) - every)
 
 

@@ -15,6 +15,7 @@ constexpr u32 kTileBytes = 512, kLaneBytes = 16, kSymbols = 256, kStateBytes = 1
 constexpr u32 kLowestState = 65536;
 constexpr u32 kZero = 0, kConstant = 1, kPlain = 2, kCoded = 3;   // kinds of a segment
 constexpr u32 kOneSign = 1, kNoHigh = 2, kShort = 4;              // its flags N, H and L
+constexpr u32 kEmptySymbol = 255;                                 // of a unit of 0 in a segment with the flag E
 
 __device__ __forceinline__ u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
@@ -166,6 +167,59 @@ template <u32 kBits> __device__ __forceinline__ u64 from_carried(u32 carried) {
   for (u32 part = 0; part < kParts; ++part)
     bits |= (u64)(__shfl_sync(kAll, carried, (lane * kParts + part) % kLanes) & 0xFFFF) << (16 * part);
   return bits;
+}
+
+// With the flag E the planes of the raw fields have whole bytes, and a unit of 0 has no field. `first` is where the first of
+// the m fields of a segment lies in the first plane; `index` below m.
+
+__device__ constexpr u32 sparse_plane_bytes(u32 width, u32 num_fields) { return (num_fields * (width / 8) + 15) & ~15u; }
+
+template <class C, u32 kLeft = C::kBits, u32 kLowest = 0>
+__device__ __forceinline__ void store_field(typename C::Value field, u8* first, u32 num_fields, u32 index) {
+  if constexpr (kLeft != 0) {
+    constexpr u32 kWidth = widest(kLeft);
+    static_assert(kWidth >= 8, "such planes have no flag E");
+    const u32 bits = (u32)(field >> kLowest);
+    if constexpr (kWidth == 32)
+      reinterpret_cast<u32*>(first)[index] = bits;
+    else if constexpr (kWidth == 16)
+      reinterpret_cast<u16*>(first)[index] = (u16)bits;
+    else
+      first[index] = (u8)bits;
+    u8* next = first + sparse_plane_bytes(kWidth, num_fields);
+    store_field<C, kLeft - kWidth, kLowest + kWidth>(field, next, num_fields, index);
+  }
+}
+
+template <class C, u32 kLeft = C::kBits, u32 kLowest = 0>
+__device__ __forceinline__ typename C::Value load_field(const u8* first, u32 num_fields, u32 index) {
+  typedef typename C::Value Value;
+  if constexpr (kLeft == 0) {
+    return 0;
+  } else {
+    constexpr u32 kWidth = widest(kLeft);
+    u32 bits;
+    if constexpr (kWidth == 32)
+      bits = reinterpret_cast<const u32*>(first)[index];
+    else if constexpr (kWidth == 16)
+      bits = reinterpret_cast<const u16*>(first)[index];
+    else
+      bits = first[index];
+    const u8* next = first + sparse_plane_bytes(kWidth, num_fields);
+    return (Value)bits << kLowest | load_field<C, kLeft - kWidth, kLowest + kWidth>(next, num_fields, index);
+  }
+}
+
+// The sum of `mine` over the lanes below; `total` becomes that over all.
+__device__ __forceinline__ u32 sum_before_lane(u32 mine, u32& total) {
+  u32 sum = mine;
+#pragma unroll
+  for (u32 distance = 1; distance < kLanes; distance *= 2) {
+    const u32 below = __shfl_up_sync(kAll, sum, distance);
+    if (lane_of_thread() >= distance) sum += below;
+  }
+  total = __shfl_sync(kAll, sum, kLanes - 1);
+  return sum - mine;
 }
 
 // The tile map of a segment: bit t of 256, word w in lane w. Returns the first coded tile from t on; there must be one.

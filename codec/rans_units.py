@@ -16,6 +16,9 @@ NUM_LANES = 32
 CARRIED_BYTES = 64
 """Bytes of a segment's first plane that its stream carries: 16 bits in the first state of each lane."""
 
+EMPTY_SYMBOL = 255
+"""What a unit of 0 has instead of its own symbol in a segment with the flag E; it has no raw field then."""
+
 PLANE_WIDTHS = (32, 16, 8, 4, 2, 1)
 
 _EXPONENT_AND_MANTISSA_BITS = {

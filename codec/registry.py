@@ -6,6 +6,7 @@ from .base import ANS_CODEC, BITCOMP_CODEC, CASCADED_CODEC, GDEFLATE_CODEC, LZ4_
 from .deflate import DeflateCodec
 from .errors import UnknownCodecError
 from .gpu_only import GpuOnlyCodec
+from .planes_codec import PlanesCodec, parse_routes
 from .rans import RansCodec
 from .raw import RawCodec
 from .zstd import ZstdCodec
@@ -20,6 +21,7 @@ _CODECS: tuple[Codec, ...] = (
     GpuOnlyCodec("bitcomp", BITCOMP_CODEC),
     GpuOnlyCodec("cascaded", CASCADED_CODEC),
     RansCodec(),
+    PlanesCodec("planes", {}, lambda name: codec_named(name), lambda number, version: codec_numbered(number, version)),
 )
 
 
@@ -29,7 +31,7 @@ def codec_names() -> tuple[str, ...]:
 
 
 def codec_named(name: str) -> Codec:
-    """Return the codec that the caller calls `name`.
+    """Return the codec that the caller calls `name`: one of `codec_names`, or "planes:" and routes (planes_codec.py).
 
     Raises:
         UnknownCodecError: If there is none.
@@ -37,6 +39,8 @@ def codec_named(name: str) -> Codec:
     for codec in _CODECS:
         if codec.name == name:
             return codec
+    if name.startswith("planes:"):
+        return PlanesCodec(name, parse_routes(name), codec_named, codec_numbered)
     raise UnknownCodecError(f"there is no codec {name!r}; choose one of {', '.join(map(repr, codec_names()))}")
 
 

@@ -1,4 +1,4 @@
-"""Look at checkpoints from a shell: list, inspect, verify, gc, convert. Nothing that a file names is run."""
+"""Look at checkpoints from a shell: list, inspect, verify, gc, prune, convert. Nothing that a file names is run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tidegate.storage.open import open_store
 
 from .commit import CommitRecord, leftovers, read_commits
 from .container import read_index
-from .errors import CheckpointError, CheckpointNotFoundError
+from .errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from .load import manifest_text, open_checkpoint
 from .manifest import Manifest, parse_manifest
 from .rank_object import open_rank_object
 from .restore import LoadPlan, check_frames, plan_load
+from .retention import KeepBest, KeepPolicy, Retention, retire
 from .sharded_manifest import ShardedManifest, is_sharded, parse_sharded
 from .translate import load_error
 
@@ -41,14 +42,20 @@ def _parser() -> argparse.ArgumentParser:
         ("inspect", _inspect, "show what a checkpoint or a .tg file holds"),
         ("verify", _verify, "read and decode every frame and check every checksum"),
         ("gc", _gc, "delete what no commit holds: leftovers of saves that were killed"),
+        ("prune", _prune, "delete the checkpoints that a policy lets go; never what a living one needs"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("root", help="folder or URL of the checkpoints, or a .tg file")
         command.set_defaults(run=run)
         if name in ("inspect", "verify"):
             command.add_argument("--step", type=int, help="the step; default: the newest")
-        if name == "gc":
+        if name in ("gc", "prune"):
             command.add_argument("--dry-run", action="store_true", help="say what would go, delete nothing")
+        if name == "prune":
+            command.add_argument("--keep-last", type=int, required=True, help="how many of the newest stay")
+            command.add_argument("--keep-every", type=int, help="steps that are multiples of it stay too")
+            command.add_argument("--keep-best", metavar="METRIC[:NUM[:min|max]]", help="the best of a metric stay too")
+        if name == "gc":
             command.add_argument(
                 "--min-age-s", type=float, default=3600.0, help="spare younger ones, which a live save may be writing"
             )
@@ -75,7 +82,8 @@ def _list(args: argparse.Namespace) -> int:
     store = open_store(args.root)
     records, damaged = read_commits(store)
     for record in records:
-        print(f"step {record.step:>10}  commit {record.sequence:>6}  attempt {record.attempt}")
+        base = f"  difference to step {record.bases[0][0]}" if record.bases else ""
+        print(f"step {record.step:>10}  commit {record.sequence:>6}  attempt {record.attempt}{base}")
     for step, error in sorted(damaged.items()):
         print(f"step {step:>10}  DAMAGED: {error}")
     if not records and not damaged:
@@ -92,6 +100,13 @@ def _inspect(args: argparse.Namespace) -> int:
     stored_bytes = sum(item.entry.header.padded_bytes for item in plan.items)
     print(f"step {manifest.step}, {len(table.tensor_spec)} tensors, {len(plan.items)} frames")
     print(f"raw {raw_bytes:,} bytes, stored {stored_bytes:,} bytes")
+    if manifest.derived:
+        derived_bytes = sum(manifest.chunks[item.chunk].num_bytes for item in manifest.derived)
+        print(f"derived, so not stored: {derived_bytes:,} bytes in {len(manifest.derived)} chunks")
+    if manifest.delta is not None:
+        print(f"difference to step {manifest.delta.base.step}: {len(manifest.delta.chunks)} chunks")
+    if manifest.parts:
+        print(f"reduced to {', '.join(manifest.parts)}")
     for name, value in manifest.created.items():
         print(f"{name}: {value}")
     dtypes = Counter(table.specs[spec].dtype for spec in table.tensor_spec)
@@ -142,6 +157,29 @@ def _gc(args: argparse.Namespace) -> int:
             store.delete(stat.key)
     print(f"{num_bytes:,} bytes {'would be freed' if args.dry_run else 'freed'}")
     return 0
+
+
+def _prune(args: argparse.Namespace) -> int:
+    store = open_store(args.root)
+    policy = KeepPolicy(args.keep_last, args.keep_every, _best(args.keep_best))
+    plan = Retention(policy).plan(store)
+    for record in plan.delete:
+        print(f"{'would delete' if args.dry_run else 'deletes'} step {record.step} (commit {record.sequence})")
+    for record in plan.held:
+        print(f"keeps step {record.step}, which newer ones are differences to")
+    if not args.dry_run:
+        retire(store, *plan.delete)
+    return 0
+
+
+def _best(text: str | None) -> KeepBest | None:
+    if text is None:
+        return None
+    name, _, rest = text.partition(":")
+    num, _, mode = rest.partition(":")
+    if not (num or "1").isdigit():
+        raise ConfigError(f"--keep-best is {text!r}; write METRIC:NUM:min or METRIC:NUM:max")
+    return KeepBest(name, int(num or "1"), mode or "min")  # type: ignore[arg-type]
 
 
 def _open(args: argparse.Namespace) -> tuple[Store, Manifest | ShardedManifest, LoadPlan]:

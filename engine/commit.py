@@ -16,8 +16,9 @@ import xxhash
 from tidegate.storage.base import ObjectStat, Store
 from tidegate.storage.errors import ObjectNotFoundError, StoreIOError
 
-from .errors import CorruptCheckpointError
+from .errors import CorruptCheckpointError, SaveError
 from .paths import shown
+from .types import JSON
 
 COMMIT_NAME = "COMMIT"
 MANIFEST_NAME = "manifest.json"
@@ -55,6 +56,8 @@ class CommitRecord:
         attempt: The attempt that is the checkpoint.
         manifest_bytes: Length of its manifest.
         manifest_digest: XXH3-64 of its manifest.
+        bases: Step and attempt of each checkpoint that this one is a difference to, the nearest first; none of a full
+            one. They must stay as long as this one does.
     """
 
     step: int
@@ -62,6 +65,7 @@ class CommitRecord:
     attempt: str
     manifest_bytes: int
     manifest_digest: int
+    bases: tuple[tuple[int, str], ...] = ()
 
     @property
     def manifest_key(self) -> str:
@@ -70,10 +74,11 @@ class CommitRecord:
 
     def dump(self) -> bytes:
         """Write the record, its own checksum included."""
-        body = self._body()
+        body = self.to_json()
         return json.dumps({"tidegate-commit": body, "xxh3_64": _checksum(body)}).encode() + b"\n"
 
-    def _body(self) -> dict[str, int | str]:
+    def to_json(self) -> dict[str, JSON]:
+        """Write its fields."""
         return {
             "version": 1,
             "step": self.step,
@@ -81,7 +86,24 @@ class CommitRecord:
             "attempt": self.attempt,
             "manifest_bytes": self.manifest_bytes,
             "manifest_digest": f"{self.manifest_digest:016x}",
+            **({"bases": [[step, attempt] for step, attempt in self.bases]} if self.bases else {}),
         }
+
+    @classmethod
+    def from_json(cls, body: JSON) -> CommitRecord:
+        """Read and check what `to_json` wrote. Raises ValueError, KeyError or TypeError."""
+        if not isinstance(body, dict):
+            raise ValueError(f"{shown(body)} is no COMMIT record")
+        if type(body["version"]) is not int or body["version"] != 1:
+            raise ValueError(f"it is of version {shown(body['version'])}; this build reads version 1")
+        return cls(
+            _whole(body["step"]),
+            _whole(body["sequence"]),
+            _hex(body["attempt"], _ATTEMPT),
+            _whole(body["manifest_bytes"]),
+            int(_hex(body["manifest_digest"], _DIGEST), 16),
+            tuple(map(_base, _items(body.get("bases", [])))),
+        )
 
 
 def _checksum(body: object) -> str:
@@ -95,15 +117,7 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
         body = fields["tidegate-commit"]
         if fields["xxh3_64"] != _checksum(body):
             raise ValueError("its checksum does not hold")
-        if type(body["version"]) is not int or body["version"] != 1:
-            raise ValueError(f"it is of version {shown(body['version'])}; this build reads version 1")
-        record = CommitRecord(
-            _whole(body["step"]),
-            _whole(body["sequence"]),
-            _hex(body["attempt"], _ATTEMPT),
-            _whole(body["manifest_bytes"]),
-            int(_hex(body["manifest_digest"], _DIGEST), 16),
-        )
+        record = CommitRecord.from_json(body)
         if record.step != step:
             raise ValueError(f"it names another step, {record.step}")
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
@@ -111,6 +125,20 @@ def parse_commit(text: bytes, step: int) -> CommitRecord:
             f"COMMIT of step {step} is damaged: {exc}", key=commit_key(step), stage="open"
         ) from exc
     return record
+
+
+def _base(item: JSON) -> tuple[int, str]:
+    step, attempt = _items(item)
+    number = _whole(step)
+    if number > MAX_STEP:
+        raise ValueError(f"{number} is no step")
+    return number, _hex(attempt, _ATTEMPT)
+
+
+def _items(value: JSON) -> list[JSON]:
+    if not isinstance(value, list):
+        raise ValueError(f"{shown(value)} is no list")
+    return value
 
 
 def _whole(value: object) -> int:
@@ -192,17 +220,28 @@ def publish(store: Store, record: CommitRecord, replaces: bytes | None) -> None:
     store.compare_and_put(commit_key(record.step), record.dump(), expected=replaces)
 
 
-def retire(store: Store, record: CommitRecord) -> None:
-    """Delete a checkpoint: first its COMMIT record, so that no reader finds half of it. Blocks.
+def check_bases(store: Store, record: CommitRecord, replaces: bytes | None) -> None:
+    """Check, right after a difference was published, that its bases are still committed; else take it back. Blocks.
 
-    Nothing happens if its step has been committed anew, or is gone. Other attempts at the step stay: another process
-    may be about to commit one; those of killed processes are for `gc`.
+    Whoever deletes a base looks for differences to it after he has deleted its COMMIT (retention.py), so either he has
+    seen this one, or this sees that the base has gone.
+
+    Raises:
+        SaveError: One is gone. The step is as it was before.
     """
-    if read_commit_bytes(store, record.step) != record.dump():
-        return
-    store.delete(commit_key(record.step))
-    for stat in list(store.list(f"{step_folder(record.step)}/{record.attempt}/")):
-        store.delete(stat.key)
+    for step, attempt in record.bases:
+        text = read_commit_bytes(store, step)
+        if text is None or parse_commit(text, step).attempt != attempt:
+            if replaces is not None:
+                store.compare_and_put(commit_key(record.step), replaces, expected=record.dump())
+            elif read_commit_bytes(store, record.step) == record.dump():
+                store.delete(commit_key(record.step))
+            raise SaveError(
+                f"save of step {record.step} failed, nothing was committed: it was a difference to step {step}, which "
+                "another process has deleted or replaced meanwhile; save again",
+                key=commit_key(step),
+                stage="commit",
+            )
 
 
 def leftovers(store: Store, *, min_age_s: float) -> Iterator[ObjectStat]:
@@ -217,7 +256,7 @@ def leftovers(store: Store, *, min_age_s: float) -> Iterator[ObjectStat]:
             text = read_commit_bytes(store, step)
             if text is not None:
                 record = parse_commit(text, step)
-                held.add(f"{step_folder(step)}/{record.attempt}/")
+                held.update(f"{step_folder(of)}/{name}/" for of, name in ((step, record.attempt), *record.bases))
         except CorruptCheckpointError:
             held.add(f"{step_folder(step)}/")  # what a damaged record holds is unknown: keep all of it
     for stat in stats:

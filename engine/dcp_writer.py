@@ -38,11 +38,10 @@ from .open_root import open_root
 from .options import Options
 from .rank_object import job_in_place, write_rank_object
 from .resources import Resources
-from .retention import apply_retention
+from .retention import apply_retention, drop_replaced
 from .save import (
     check_absent,
     commit_attempt,
-    delete_attempt,
     give_up,
     made_by,
     new_attempt,
@@ -244,7 +243,7 @@ class TidegateWriter(StorageWriter):
             self._delete_pointer(store, step)
             replaced = replaced_record(self._replaces, step)
             if replaced is not None:
-                delete_attempt(store, replaced)
+                drop_replaced(store, replaced)
             apply_retention(store, self._options.keep_last, None)
 
     # --- what the stager calls ---

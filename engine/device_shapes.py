@@ -53,7 +53,7 @@ def small_host_codec_name(codec: str) -> str:
 
 
 def device_codecs_of(
-    codec: str, chunk_bytes: int, device: torch.device, room_bytes: int
+    codec: str, chunk_bytes: int, device: torch.device, room_bytes: int, *, portable: bool = False
 ) -> tuple[tuple[str, ...], str]:
     """Find the codecs that a device can use for what the user asked for.
 
@@ -64,11 +64,16 @@ def device_codecs_of(
         Their names, and, where there are none, why.
     """
     from tidegate.codec.availability import unavailable_reason
-    from tidegate.codec.device import device_encoder_bytes
+    from tidegate.codec.device import DEVICE_CODEC_NUMBERS, device_encoder_bytes
 
-    names = AUTO_CODECS if codec == "auto" else (codec,)
+    names: tuple[str, ...] = AUTO_CODECS if codec == "auto" else (codec,)
+    if portable:  # what may be the base of a difference is decoded on the CPU
+        names = tuple(name for name in names if not needs_gpu(name))
     found, reasons = [], []
     for name in names:
+        if name not in DEVICE_CODEC_NUMBERS:
+            reasons.append(f"codec {name} has no encoder on GPUs")
+            continue
         try:
             fits = device_encoder_bytes((name,), chunk_bytes, 1, device=device) + chunk_bytes <= room_bytes
         except CodecUnavailableError as exc:

@@ -12,10 +12,11 @@ from . import exit as at_exit
 from .errors import CheckpointError, WaitTimeoutError
 from .job import SaveJob
 from .options import Options
+from .reduce import reduce_checkpoint
 from .report import SaveReport
 from .resources import Resources
-from .retention import apply_retention
-from .save import delete_attempt, write_checkpoint
+from .retention import Retention, drop_replaced, retire
+from .save import write_checkpoint
 from .translate import save_error
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Driver:
         self._store = store
         self._resources = resources
         self._options = options
+        self._retention = Retention(options.keep_policy)
         self._ranks = ranks
         self._thread = WorkerPool(1, "tidegate-save")
         self._unseen_failure: CheckpointError | None = None
@@ -114,7 +116,14 @@ class Driver:
             return
         try:
             if job.replaced is not None:
-                delete_attempt(self._store, job.replaced)
-            apply_retention(self._store, self._options.keep_last, self._options.keep_every)
+                drop_replaced(self._store, job.replaced)
+            plan = self._retention.plan(self._store)
+            retire(self._store, *plan.delete)
         except StorageError as exc:
             self._unseen_notes.append(f"the save is committed, but old checkpoints could not be deleted: {exc}")
+            return
+        try:
+            for record in plan.reduce[:1]:  # one a save, so that the next one never waits for many
+                reduce_checkpoint(self._store, record, self._options.keep_parts, self._resources)
+        except (StorageError, CheckpointError) as exc:
+            self._unseen_notes.append(f"the save is committed, but an older checkpoint could not be reduced: {exc}")

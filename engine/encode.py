@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from tidegate.storage.base import DeviceBytes
 from tidegate.storage.workers import WorkerPool
 
 from .buffers import BufferPool, HostBuffer
+from .delta_save import Coded
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .plan import Chunk
@@ -53,8 +55,9 @@ class Ticket(Protocol):
         """Begin the next step if the one before it has ended. Never blocks, never raises for the frame."""
         ...
 
-    def finish(self) -> EncodedFrame:
-        """Block until the frame is ready. Raises what went wrong, its room released."""
+    def finish(self) -> EncodedFrame | None:
+        """Block until the frame is ready; None for a chunk that need not be stored. In this case, and where it raises
+        what went wrong, the room is released."""
         ...
 
 
@@ -128,7 +131,7 @@ class HostEncoder:
         output = host_buffer(room)
         return _HostTicket(self._workers.submit(self._encode, job, staged, output), output)
 
-    def _encode(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> EncodedFrame:
+    def _encode(self, job: SaveJob, staged: StagedChunk, output: HostBuffer) -> EncodedFrame | None:
         start_s = job.timeline.now()
         scratch = staged.buffer
         try:
@@ -141,17 +144,27 @@ class HostEncoder:
                     raise RuntimeError("a buffer pool gave up without being asked to")
                 raw = copied_bytes(scratch, staged.chunk.num_bytes)
                 read_chunk(staged, raw)
+            job.derived.offer(staged.chunk.index, raw)
+            if job.derived.follows(staged.chunk.index, raw):
+                return None
             codec = self._codec if raw.numel() >= self._small_bytes else self._small_codec
-            header = encode_frame(codec, raw, staged.chunk.word, output.tensor)
-            if self._verify:
-                _check_decodes(output.tensor[: header.frame_bytes], raw)
+            with _coded(job, staged.chunk, raw, codec) as coded:
+                header = encode_frame(coded.codec, coded.octets, coded.word, output.tensor)
+                if self._verify:
+                    _check_decodes(output.tensor[: header.frame_bytes], coded.octets)
         finally:
+            job.derived.let_go(staged.chunk.index)
             if staged.is_live:
                 job.live_chunk_was_read()
             if scratch is not None:
                 scratch.release()
         job.timeline.add(staged.chunk.index, "encode", start_s)
         return EncodedFrame(staged.chunk, header, output.view[: header.padded_bytes], output)
+
+
+def _coded(job: SaveJob, chunk: Chunk, raw: torch.Tensor, codec: Codec) -> AbstractContextManager[Coded]:
+    """Lend what is to be encoded for a chunk."""
+    return nullcontext(Coded(raw, chunk.word, codec)) if job.delta is None else job.delta.coded(chunk, raw, codec)
 
 
 def _in_place(staged: StagedChunk) -> torch.Tensor | None:
@@ -186,18 +199,20 @@ def read_chunk(staged: StagedChunk, out: torch.Tensor) -> None:
 
 @dataclass(slots=True)
 class _HostTicket:
-    _future: Future[EncodedFrame]
+    _future: Future[EncodedFrame | None]
     _output: HostBuffer
 
     def advance(self) -> None:
         """Do nothing: the thread goes on by itself."""
 
-    def finish(self) -> EncodedFrame:
+    def finish(self) -> EncodedFrame | None:
+        frame = None
         try:
-            return self._future.result()
-        except BaseException:
-            self._output.release()
-            raise
+            frame = self._future.result()
+        finally:
+            if frame is None:
+                self._output.release()
+        return frame
 
 
 def _check_decodes(frame: torch.Tensor, raw: torch.Tensor) -> None:

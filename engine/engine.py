@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +20,7 @@ from tidegate.storage.output_file import IOMode
 
 from .checkpoint_id import checked_step
 from .commit import committed_steps
-from .device_layout import LayoutCache
+from .delta import DeltaPolicy
 from .driver import Driver
 from .errors import CheckpointError, CheckpointWarning, ConfigError, SaveError
 from .fence import Fence
@@ -30,13 +30,14 @@ from .join import join_ranks
 from .load import load_latest, load_step
 from .open_root import open_root
 from .options import OnBusy, Options, Verify
-from .planned import PlanCache
+from .pairs import DeriveOption
+from .preparation import Preparation
 from .report import SaveReport
 from .resources import Resources
 from .restore import MapLocation, PartPaths
+from .retention import KeepBest
 from .save import check_absent
 from .snapshot import SnapshotMode, Stager
-from .state import Describer
 from .translate import load_error, save_error
 from .types import JSON
 
@@ -67,10 +68,20 @@ class CheckpointEngine:
             raise an "error".
         keep_last: How many of the newest checkpoints stay after a commit; None: all.
         keep_every: Steps that are multiples of it stay as well.
+        keep_best: Those with the best value of a metric in their `metadata` stay as well.
+        keep_parts: Of checkpoints that are not among the newest `keep_full_last` only these keys of the state stay,
+            such as ["model"]; one is reduced after each save.
+        keep_full_last: See there.
         io: How folders are written: "direct" (past the page cache), "buffered", "gds" (from device memory, by KvikIO),
             or "auto", which measures once and takes the faster.
+        derive: Do not store what follows from the rest of the state: bf16 and fp16 tensors that are, in every bit, the
+            rounding of an fp32 one, and tensors that are alike. Each save looks at every bit. Or the paths of such
+            tensors, and for each that of what it follows from; or False. None: as True, but as False with a
+            `process_group`, where what follows is often on another rank than its source.
+        delta: Store checkpoints as differences to the one before; see DeltaPolicy. None: store all of each.
         process_group: The ranks that save and load together, each an engine with the same arguments at the same time.
-            States are then mappings with DTensors or whatever else `torch.distributed.checkpoint` can shard.
+            States are then mappings with DTensors or whatever else `torch.distributed.checkpoint` can shard. Not with
+            `derive`, `delta` and `keep_parts`.
         rank_deadline_s: How long a save may take on all ranks; then it has failed on all.
         rank_silence_s: A rank whose process shows no sign of life for so long has failed.
 
@@ -93,7 +104,12 @@ class CheckpointEngine:
         on_busy: OnBusy = "wait",
         keep_last: int | None = None,
         keep_every: int | None = None,
+        keep_best: KeepBest | None = None,
+        keep_parts: Sequence[str] = (),
+        keep_full_last: int | None = None,
         io: IOMode = "auto",
+        derive: DeriveOption | None = None,
+        delta: DeltaPolicy | None = None,
         process_group: dist.ProcessGroup | None = None,
         rank_deadline_s: float = 1800.0,
         rank_silence_s: float = 30.0,
@@ -109,11 +125,16 @@ class CheckpointEngine:
             on_busy=on_busy,
             keep_last=keep_last,
             keep_every=keep_every,
+            keep_best=keep_best,
+            keep_parts=tuple(keep_parts),
+            keep_full_last=keep_full_last,
+            derive=derive,
+            delta=delta,
         )
         self._resources = Resources(self._options)
         try:
             self._store = open_root(root, io)
-            self._ranks = join_ranks(process_group, deadline_s=rank_deadline_s, silence_s=rank_silence_s)
+            self._ranks = join_ranks(process_group, self._options, rank_deadline_s, rank_silence_s)
         except BaseException:
             self._resources.close()
             raise
@@ -121,9 +142,7 @@ class CheckpointEngine:
         self._stager = Stager(snapshot, self._resources.staging, self._resources.snapshot)
         self._driver = Driver(self._store, self._resources, self._options, self._ranks)
         self._fence = Fence(lambda: self._driver.job)
-        self._describer = Describer()
-        self._plans = PlanCache(self._resources.chunk_bytes)
-        self._layouts = LayoutCache()
+        self._preparation = Preparation(self._resources, with_ranks=self._ranks is not None)
         self._saving_thread: int | None = None
         self._pid = os.getpid()
         self._is_closed = False
@@ -246,7 +265,7 @@ class CheckpointEngine:
         finally:
             self._is_closed = True
             self._fence.detach()
-            self._layouts.clear()
+            self._preparation.clear()
             if self._pid == os.getpid():
                 self._driver.close()
                 if self._ranks is not None:
@@ -285,21 +304,14 @@ class CheckpointEngine:
         self, state: object, step: int, overwrite: bool, metadata: Mapping[str, JSON], save: RankSave | None
     ) -> SaveJob:
         if self._ranks is None or save is None:
-            table = self._describer.describe(state)
+            table = self._preparation.describe(state)
             self._check_absent(step, overwrite)
-        else:
-            if self._ranks.is_coordinator:
-                self._check_absent(step, overwrite)
-            table = self._describer.describe(self._ranks.plan(save, state))
-        planned = self._plans.of(table)
-        job = SaveJob(
-            step, table, planned.plan, metadata, self._resources.wake,
-            layouts=self._layouts, chunk_order=planned.chunk_order,
-        )  # fmt: skip
-        if self._ranks is not None and save is not None:
-            self._ranks.equip(job, save)
-        self._resources.prepare(has_cuda=planned.has_cuda)
-        self._resources.take_peak_host_bytes()
+            return self._preparation.job_of(table, step, metadata)
+        if self._ranks.is_coordinator:
+            self._check_absent(step, overwrite)
+        table = self._preparation.describe(self._ranks.plan(save, state))
+        job = self._preparation.job_of(table, step, metadata)
+        self._ranks.equip(job, save)
         return job
 
     def _check_absent(self, step: int, overwrite: bool) -> None:

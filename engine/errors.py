@@ -44,6 +44,10 @@ class CheckpointError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def saying(self, message: str) -> CheckpointError:
+        """Return the same error with another message."""
+        return type(self)(message, **self._fields)
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self._fields))
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from tidegate.codec.base import HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.digest import digest
-from tidegate.codec.errors import CorruptionError
+from tidegate.codec.errors import CodecError, CorruptionError
 from tidegate.codec.frame import decode_frame
+from tidegate.storage.errors import ObjectNotFoundError, StorageError
 
 from .buffers import BufferPool
+from .errors import InternalError
 from .load_plan import ReadItem
 from .open_objects import OpenObjects
+from .residual import undo_residual
 from .sources import bytes_at
 
 _LEAST_READ_IN_PLACE_BYTES = 1 << 20
@@ -26,7 +30,8 @@ class HostDecoder:
 
     Args:
         objects: Where they are.
-        pool: Host buffers, for frames and for what is decoded on its way elsewhere: at most two at a time a thread.
+        pool: Host buffers, for frames and for what is decoded on its way elsewhere: at most two at a time a thread,
+            three where some are residuals.
     """
 
     def __init__(self, objects: OpenObjects, pool: BufferPool) -> None:
@@ -45,6 +50,9 @@ class HostDecoder:
         """
         header = item.entry.header
         own = bytes_at(out.data_ptr(), out.numel(), out)
+        if item.delta is not None:
+            self._rebuild(item, own)
+            return
         if header.codec == RAW_CODEC and header.raw_bytes >= _LEAST_READ_IN_PLACE_BYTES:
             self._read_in_place(item, own)
             return
@@ -55,7 +63,11 @@ class HostDecoder:
     def decoded(self, item: ReadItem) -> Iterator[torch.Tensor]:
         """Read a frame and lend what it decodes to: shape (raw_bytes,), uint8, on the CPU. Blocks. Raises as above."""
         header = item.entry.header
-        if header.codec == RAW_CODEC:
+        if item.delta is not None:
+            with self._buffer(header.raw_bytes) as out:
+                self._rebuild(item, out)
+                yield out
+        elif header.codec == RAW_CODEC:
             with self._frame(item) as frame:
                 body = frame[HEADER_BYTES:]
                 check_raw_body(header, digest(body.numpy()))
@@ -65,6 +77,36 @@ class HostDecoder:
                 with self._frame(item) as frame:
                     decode_frame(frame, out)
                 yield out
+
+    def _rebuild(self, item: ReadItem, out: torch.Tensor) -> None:
+        """Decode the chunk of the full checkpoint, and put the residual of each later one on it."""
+        chain = [item]
+        while chain[-1].base is not None:
+            chain.append(chain[-1].base)
+        at = chain.pop()
+        try:
+            self.decode_into(at, out)
+            while chain:
+                before, at = at, chain.pop()
+                self._put_on(at, before, out)
+        except (CodecError, StorageError) as exc:
+            if at is item:
+                raise
+            raise _of_base(item, at, exc) from exc
+
+    def _put_on(self, item: ReadItem, before: ReadItem, out: torch.Tensor) -> None:
+        delta = item.delta
+        if delta is None:
+            raise InternalError(f"chunk {item.chunk.index} of step {item.step} has a base and is no residual")
+        with self.decoded(replace(item, delta=None, base=None)) as residual:
+            undo_residual(delta.kind, item.chunk.word, residual.numpy(), out.numpy())
+        found = digest(out.numpy())
+        if found != delta.raw_digest:
+            raise CorruptionError(
+                f"chunk {item.chunk.index} of step {item.step}, put on that of step {before.step}, has digest "
+                f"{found:016x} and should have {delta.raw_digest:016x}: step {before.step} is not what step "
+                f"{item.step} was saved as a difference to; load a step that needs neither"
+            )
 
     def _read_in_place(self, item: ReadItem, out: torch.Tensor) -> None:
         header, offset = item.entry.header, item.entry.offset
@@ -93,6 +135,16 @@ class HostDecoder:
             yield buffer.tensor[:num_bytes]
         finally:
             buffer.release()
+
+
+def _of_base(item: ReadItem, base: ReadItem, exc: CodecError | StorageError) -> Exception:
+    text = (
+        f"step {item.step} is stored as a difference and needs step {base.step}, whose frame in {base.key} fails: {exc}"
+    )
+    if isinstance(exc, StorageError) and not isinstance(exc, ObjectNotFoundError):
+        exc.add_note(text)
+        return exc
+    return CorruptionError(text)
 
 
 def check_start(header: FrameHeader, start: memoryview | bytearray) -> None:

@@ -12,6 +12,8 @@ import torch
 
 from .buffers import HostBuffer
 from .commit import CommitRecord
+from .derived import DerivedChunks
+from .derived_device import Comparisons
 from .device_layout import DeviceLayout, LayoutCache
 from .errors import TornSnapshotError
 from .future import SaveFuture
@@ -23,6 +25,7 @@ from .table import StateTable
 from .types import JSON
 
 if TYPE_CHECKING:
+    from .delta_save import DeltaSave
     from .ranks import RankSave
 
 
@@ -86,6 +89,8 @@ class SaveJob:
         rank_save: What this rank and the others know of it, where several save together.
         live_layouts: For chunks that are read in place, by device: how to gather one of them on its device.
         device_copies: Recorded behind the copies of CUDA tensors that the call has queued.
+        parts: The keys of an earlier checkpoint's state that this one keeps; none: it is a save of its own.
+        delta: How chunks become differences; None while they do not.
         is_let_go: Whether the caller's tensors are forgotten.
         writes_from_device: Whether the store takes frames from device memory.
         written_bytes: Bytes of the frames that are in the store.
@@ -98,6 +103,8 @@ class SaveJob:
         metadata: The caller's own JSON.
         wake: Called after a failure, so that whoever waits for buffers asks `failed` again.
         layouts: Layouts of device snapshots that earlier saves have made.
+        derived: Which chunks may follow from others.
+        comparisons: What earlier saves have made ready to compare these on GPUs.
         chunk_order: The plan's chunks in the order in which they are to be staged; by default that of the plan.
     """
 
@@ -110,12 +117,16 @@ class SaveJob:
         wake: Callable[[], None] = lambda: None,
         layouts: LayoutCache | None = None,
         chunk_order: Sequence[Chunk] | None = None,
+        derived: DerivedChunks | None = None,
+        comparisons: Comparisons | None = None,
     ) -> None:
         self.step = step
         self.table = table
         self.plan = plan
         self.metadata = metadata
         self.layouts = layouts or LayoutCache()
+        self.derived = derived or DerivedChunks()
+        self.comparisons = comparisons or Comparisons()
         self.chunk_order = plan.chunks if chunk_order is None else chunk_order
         self.live_layouts: dict[torch.device, DeviceLayout] = {}
         self.future = SaveFuture()
@@ -128,7 +139,9 @@ class SaveJob:
         self.fence_s = 0.0
         self.failure: BaseException | None = None
         self.was_told = False
+        self.parts: tuple[str, ...] = ()
         self.replaced: CommitRecord | None = None
+        self.delta: DeltaSave | None = None
         self.device_copies: list[torch.cuda.Event] = []
         self.is_let_go = False
         self.writes_from_device = False
@@ -216,7 +229,8 @@ class SaveJob:
                 self.drop(staged)
 
     def drop(self, staged: StagedChunk) -> None:
-        """Give back one staged chunk."""
+        """Give back one staged chunk: nobody will encode it."""
+        self.derived.let_go(staged.chunk.index)
         if staged.buffer is not None:
             staged.buffer.release()
         elif staged.is_live:

@@ -8,8 +8,18 @@ import warnings
 from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 
-from .commit import CommitRecord, commit_key, parse_commit, read_commit_bytes, read_commits, read_manifest, step_folder
-from .container import read_index
+from .commit import (
+    MANIFEST_NAME,
+    CommitRecord,
+    attempt_key,
+    commit_key,
+    parse_commit,
+    read_commit_bytes,
+    read_commits,
+    read_manifest,
+)
+from .container import ObjectIndex, read_index
+from .delta import check_chain
 from .errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -125,7 +135,7 @@ def _warn(failures: dict[int, CheckpointError], loaded: int) -> None:
 
 
 def open_checkpoint(store: Store, record: CommitRecord, text: bytes | None = None) -> tuple[Manifest, LoadPlan]:
-    """Read and check a checkpoint's manifest and indexes. Blocks.
+    """Read and check a checkpoint's manifest and indexes, and those of all that it is a difference to. Blocks.
 
     Args:
         store: Where it is.
@@ -133,31 +143,70 @@ def open_checkpoint(store: Store, record: CommitRecord, text: bytes | None = Non
         text: Its manifest, where the caller has read it.
 
     Raises:
-        CorruptCheckpointError, LoadError: With the object named.
+        CorruptCheckpointError, LoadError: With the object named, and both steps where it is that of a base.
     """
+    newest = manifest = _open_manifest(store, record, text)
+    chain = [manifest]
+    while manifest.delta is not None:
+        base = manifest.delta.base
+        try:
+            manifest = _open_manifest(store, base)
+        except CheckpointError as exc:
+            raise _needs_base(newest, base, exc) from exc
+        chain.append(manifest)
+    plan: LoadPlan | None = None
+    for manifest in reversed(chain):
+        try:
+            plan = plan_load(manifest, _open_objects(store, manifest), plan)
+        except CheckpointError as exc:
+            if manifest is newest:
+                raise
+            raise _needs_base(newest, manifest, exc) from exc
+    return newest, plan if plan is not None else LoadPlan(())
+
+
+def _needs_base(newest: Manifest, base: CommitRecord | Manifest, exc: CheckpointError) -> CheckpointError:
+    return exc.saying(
+        f"step {newest.step} is stored as a difference, and needs step {base.step}, which cannot be read: {exc}. "
+        f"Load a step that does not need {base.step}"
+    )
+
+
+def _open_manifest(store: Store, record: CommitRecord, text: bytes | None = None) -> Manifest:
     key = record.manifest_key
     try:
         manifest = parse_manifest(manifest_text(store, record) if text is None else text, key)
         if manifest.step != record.step or manifest.attempt != record.attempt:
             raise CorruptCheckpointError(f"{key} belongs to another checkpoint", key=key, stage="open")
-        indexes = []
-        for item in manifest.objects:
-            if not item.key.startswith(f"{step_folder(record.step)}/{record.attempt}/"):
-                raise CorruptCheckpointError(
-                    f"{key} names the object {item.key!r}, which lies outside its own attempt", key=key, stage="open"
-                )
-            key = item.key
-            index = read_index(store, item.key)
-            if index.record != item:
-                raise CorruptCheckpointError(
-                    f"object {item.key} is not the one that the manifest names", key=item.key, stage="open"
-                )
-            indexes.append(index)
+        check_chain(record, manifest.delta)
     except CheckpointError:
         raise
     except Exception as exc:
         raise load_error(exc, f"opening step {record.step}, {key}", stage="open", key=key) from exc
-    return manifest, plan_load(manifest, indexes)
+    return manifest
+
+
+def _open_objects(store: Store, manifest: Manifest) -> list[ObjectIndex]:
+    folder, indexes = attempt_key(manifest.step, manifest.attempt, ""), []
+    for item in manifest.objects:
+        if not item.key.startswith(folder):
+            raise CorruptCheckpointError(
+                f"{folder}{MANIFEST_NAME} names the object {item.key!r}, which lies outside its own attempt",
+                key=item.key,
+                stage="open",
+            )
+        try:
+            index = read_index(store, item.key)
+        except CheckpointError:
+            raise
+        except Exception as exc:
+            raise load_error(exc, f"opening step {manifest.step}, {item.key}", stage="open", key=item.key) from exc
+        if index.record != item:
+            raise CorruptCheckpointError(
+                f"object {item.key} is not the one that the manifest names", key=item.key, stage="open"
+            )
+        indexes.append(index)
+    return indexes
 
 
 def _commit_text(store: Store, step: int) -> bytes | None:

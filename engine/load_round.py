@@ -21,7 +21,7 @@ from .errors import (
     RankFailedError,
 )
 from .frame_share import FrameShare
-from .json_fields import as_dict, as_int, as_str
+from .json_fields import as_dict, as_str
 from .locate import MapLocation
 from .parts import PartPaths
 from .plan_round import failure_text
@@ -104,13 +104,13 @@ class LoadRound:
             except RankFailedError as exc:
                 self.council.reply_failure(topic, exc.failures)
             else:
-                node: JSON = _node(records.pop()) if records else None
+                node: JSON = records.pop().to_json() if records else None
                 self.council.reply(topic, dict.fromkeys(range(self.council.num_ranks), node))
         try:
             heard = self.council.hear(topic, deadline_s + self.grace_s)
         except RankFailedError as exc:
             raise LoadError(f"{self.topic}: not all ranks take part: {_causes(exc.failures)}", stage="open") from exc
-        return None if heard is None else _record(heard)
+        return None if heard is None else CommitRecord.from_json(heard)
 
     def _all_loaded(self, topic: str, failure: CheckpointError | None, *, is_last: bool) -> bool:
         """Tell the others how it went. Returns whether all have loaded; False if another checkpoint is to be tried."""
@@ -139,24 +139,6 @@ class LoadRound:
             self.council.reply_failure(topic, failures)
         else:
             self.council.reply(topic, {rank: {"is_loaded": not failures} for rank in range(self.council.num_ranks)})
-
-
-def _node(record: CommitRecord) -> JSON:
-    return {
-        "step": record.step, "sequence": record.sequence, "attempt": record.attempt,
-        "manifest_bytes": record.manifest_bytes, "manifest_digest": f"{record.manifest_digest:016x}",
-    }  # fmt: skip
-
-
-def _record(node: JSON) -> CommitRecord:
-    fields = as_dict(node)
-    return CommitRecord(
-        as_int(fields["step"]),
-        as_int(fields["sequence"]),
-        as_str(fields["attempt"]),
-        as_int(fields["manifest_bytes"]),
-        int(as_str(fields["manifest_digest"]), 16),
-    )
 
 
 def _causes(failures: Mapping[int, str]) -> str:

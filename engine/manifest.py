@@ -12,6 +12,9 @@ from tidegate.codec.words import WordType
 
 from .collector import collector_at_rest
 from .container import ObjectRecord
+from .delta import DELTA, DeltaPart, delta_from_json, delta_to_json
+from .derived import Derivation
+from .derived_json import DERIVED, derived_from_json, derived_to_json
 from .errors import CorruptCheckpointError
 from .json_fields import as_dict, as_int, as_ints, as_list, as_str
 from .paths import shown
@@ -22,7 +25,7 @@ from .types import JSON
 
 FORMAT_NAME = "tidegate-manifest"
 FORMAT_VERSION = 1
-KNOWN_FEATURES: frozenset[str] = frozenset()
+KNOWN_FEATURES = frozenset({DELTA, DERIVED})
 _LEAST_BYTES_PER_TENSOR = len('["t",0]')
 """Each tensor stands in the skeleton once at least, so a short text cannot claim, in a run, a billion of them."""
 
@@ -39,6 +42,9 @@ class Manifest:
         objects: The objects that hold the frames. Empty in an object that stands alone, which is its own only one.
         table: Skeleton, tensors and extents, without live tensors.
         chunks: What each frame holds.
+        derived: The chunks that have no frame.
+        delta: What it is a difference to; None for a full checkpoint.
+        parts: The keys of the state that are left; empty where all are.
     """
 
     step: int
@@ -48,6 +54,14 @@ class Manifest:
     objects: tuple[ObjectRecord, ...]
     table: StateTable
     chunks: tuple[Chunk, ...]
+    derived: tuple[Derivation, ...] = ()
+    delta: DeltaPart | None = None
+    parts: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> list[str]:
+        """What a reader must know."""
+        return [name for name, used in ((DELTA, self.delta is not None), (DERIVED, bool(self.derived))) if used]
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -58,11 +72,12 @@ def dump_manifest(manifest: Manifest) -> bytes:
     fields: dict[str, JSON] = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
-        "features": [],
+        "features": [*manifest.features],
         "step": manifest.step,
         "attempt": manifest.attempt,
         "created": dict(manifest.created),
         "metadata": dict(manifest.metadata),
+        **({"parts": list(manifest.parts)} if manifest.parts else {}),
         "objects": [[o.key, o.num_bytes, f"{o.tail_digest:016x}"] for o in manifest.objects],
         "specs": [spec_to_json(spec) for spec in table.specs],
         "tensor_spec": _pack_runs(table.tensor_spec),
@@ -71,6 +86,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "extent_words": _pack_runs(table.extent_words),
         "extent_bytes": _pack_runs(table.extent_bytes),
         "chunks": [[c.first_extent, c.end_extent, c.offset, c.num_bytes] for c in manifest.chunks],
+        **({"derived": derived_to_json(manifest.derived)} if manifest.derived else {}),
+        **({"delta": delta_to_json(manifest.delta)} if manifest.delta is not None else {}),
         "state": table.skeleton,
     }
     with collector_at_rest():
@@ -132,6 +149,9 @@ def _parse_fields(fields: dict[str, JSON], key: str, max_tensors: int) -> Manife
         objects=objects,
         table=table,
         chunks=chunks,
+        derived=derived_from_json(fields["derived"], table, chunks) if "derived" in fields else (),
+        delta=delta_from_json(fields["delta"], len(chunks)) if "delta" in fields else None,
+        parts=tuple(map(as_str, as_list(fields.get("parts", [])))),
     )
 
 

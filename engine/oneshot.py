@@ -9,11 +9,13 @@ from tidegate.storage.base import Store
 from tidegate.storage.open import open_store, split_url
 
 from .container import read_index
+from .derived import DerivedChunks
 from .device_shapes import PORTABLE_CODEC
 from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, CorruptCheckpointError
 from .job import SaveJob
 from .manifest import parse_manifest
 from .options import Options
+from .pairs import DeriveOption, find_pairs
 from .planned import plan_table
 from .report import SaveReport
 from .resources import Resources
@@ -26,7 +28,9 @@ from .translate import load_error, save_error
 _NO_STEP = -1
 
 
-def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "auto") -> SaveReport:
+def save(
+    state: object, path_or_url: str | os.PathLike[str], *, codec: str = "auto", derive: DeriveOption = True
+) -> SaveReport:
     """Save a state as one self-contained object. Blocks until it is durable.
 
     A file that is there already is replaced atomically: whatever happens, the path holds the old one or the new one.
@@ -36,6 +40,7 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
             values at the leaves.
         path_or_url: A file, such as "model.tg", or a URL, such as "s3://bucket/run/model.tg".
         codec: As for `CheckpointEngine`, but "auto" is "zstd": a file that stands alone should open on every machine.
+        derive: As for `CheckpointEngine`.
 
     Returns:
         Sizes and times of the save.
@@ -44,12 +49,15 @@ def save(state: object, path_or_url: str | os.PathLike[str], *, codec: str = "au
         UnsupportedStateError: A leaf cannot be saved; nothing was written.
         SaveError: Nothing was replaced.
     """
-    options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec)
+    options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec, derive=derive)
     table = describe(state)
     resources = Resources(options)
     try:
-        planned = plan_table(table, resources.chunk_bytes)
-        job = SaveJob(_NO_STEP, table, planned.plan, {}, resources.wake, chunk_order=planned.chunk_order)
+        planned = plan_table(table, resources.chunk_bytes, find_pairs(table, derive))
+        job = SaveJob(
+            _NO_STEP, table, planned.plan, {}, resources.wake,
+            chunk_order=planned.chunk_order, derived=DerivedChunks(planned.candidates),
+        )  # fmt: skip
         job.modes.add("in place")
         resources.prepare(has_cuda=planned.has_cuda)
         stage_in_place(job)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.codec.base import frame_bound_bytes
-from tidegate.codec.registry import codec_names
+from tidegate.codec.errors import UnknownCodecError
+from tidegate.codec.registry import codec_named, codec_names, needs_gpu
 
+from .delta import DeltaPolicy
 from .errors import ConfigError
+from .pairs import DeriveOption
 from .plan import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from .retention import KeepBest, KeepPolicy
 from .snapshot import SNAPSHOT_MODES, SnapshotMode
 
 Verify = Literal["checksum", "decode"]
@@ -18,6 +23,8 @@ OnBusy = Literal["wait", "skip", "error"]
 _CHUNK_STEP_BYTES = 64 << 10
 _NUM_QUEUED_WRITES = 3
 _NUM_STAGED = 2
+_DELTA_BUFFERS = 3
+_KEPT_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,14 @@ class Options:
     on_busy: OnBusy = "wait"
     keep_last: int | None = None
     keep_every: int | None = None
+    keep_best: KeepBest | None = None
+    keep_parts: tuple[str, ...] = ()
+    keep_full_last: int | None = None
+    derive: DeriveOption | None = None
+    delta: DeltaPolicy | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("codec", self.codec, ("auto", *codec_names()))
+        _check_codec(self.codec)
         _check_choice("snapshot", self.snapshot, SNAPSHOT_MODES)
         _check_choice("verify", self.verify, ("checksum", "decode"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip", "error"))
@@ -46,15 +58,37 @@ class Options:
                 f"chunk_bytes is {self.chunk_bytes}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to "
                 f"{MAX_CHUNK_BYTES:,}"
             )
-        for name in ("device_budget_bytes", "host_budget_bytes", "keep_last", "keep_every"):
+        for name in ("device_budget_bytes", "host_budget_bytes"):
             value = getattr(self, name)
             if value is not None:
                 _check_count(name, value, 1)
-        if self.keep_every is not None and self.keep_last is None:
-            raise ConfigError("keep_every says which checkpoints outlive keep_last; give keep_last too")
+        _ = self.keep_policy
+        if not isinstance(self.derive, bool | Mapping | None):
+            raise ConfigError(f"derive is {self.derive!r}; give True, False, or a mapping of paths to paths")
+        if not isinstance(self.delta, DeltaPolicy | None):
+            raise ConfigError(f"delta is {self.delta!r}; give a DeltaPolicy, or None")
+        if self.delta is not None and self.codec != "auto" and needs_gpu(self.codec):
+            raise ConfigError(
+                f"delta needs a codec that decodes on every machine, and {self.codec} decodes on GPUs only; use "
+                'codec="auto", "rans" or "zstd"'
+            )
         high, low = self.watermarks
         if not 0.0 < low <= high <= 1.0:
             raise ConfigError(f"watermarks are {self.watermarks}; give (high, low) with 0 < low <= high <= 1")
+
+    @property
+    def keep_policy(self) -> KeepPolicy:
+        """What stays after a commit. Raises ConfigError where the options do not fit together."""
+        return KeepPolicy(self.keep_last, self.keep_every, self.keep_best, self.keep_parts, self.keep_full_last)
+
+    def check_for_ranks(self) -> None:
+        """Raise ConfigError where something was asked for that ranks cannot do that save together."""
+        for name, was_asked in (("derive", self.derive), ("delta", self.delta), ("keep_parts", self.keep_parts)):
+            if was_asked:
+                raise ConfigError(
+                    f"{name} does not go with process_group: what several ranks save together is stored in full, and "
+                    f"stays so; leave {name} out"
+                )
 
     @property
     def num_encode_threads(self) -> int:
@@ -71,27 +105,41 @@ class HostShares:
         staging_bytes: For chunks that are copied at the call.
         output_bytes: For frames being encoded or written.
         num_outputs: How many of those there may be, however small.
+        delta_bytes: For residuals, and chunks of a base that are read again; 0 where there are no deltas.
+        kept_bytes: For copies of the last checkpoint's chunks.
     """
 
     chunk_bytes: int
     staging_bytes: int
     output_bytes: int
     num_outputs: int
+    delta_bytes: int = 0
+    kept_bytes: int = 0
 
 
 def split_host_budget(options: Options) -> HostShares:
     """Divide the host budget between staging and frames."""
     num_outputs = options.num_encode_threads + _NUM_QUEUED_WRITES
+    num_deltas = _DELTA_BUFFERS * options.num_encode_threads if options.delta is not None else 0
+    num_units = num_outputs + _NUM_STAGED + num_deltas
     budget_bytes = options.host_budget_bytes
     if budget_bytes is None:
-        smallest_bytes = (num_outputs + _NUM_STAGED) * frame_bound_bytes(options.chunk_bytes)
-        budget_bytes = max(available_host_bytes() // 2, smallest_bytes)
+        budget_bytes = max(available_host_bytes() // 2, num_units * frame_bound_bytes(options.chunk_bytes))
+    kept_bytes = _kept_bytes(options.delta, budget_bytes)
+    budget_bytes -= kept_bytes if options.delta is not None and options.delta.keep_bytes is None else 0
     high = options.watermarks[0]
-    largest = int(budget_bytes * high) // (num_outputs + _NUM_STAGED) - frame_bound_bytes(0)
+    largest = int(budget_bytes * high) // num_units - frame_bound_bytes(0)
     chunk_bytes = min(options.chunk_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))
     output_bytes = int(num_outputs * frame_bound_bytes(chunk_bytes) / high) + 1
-    staging_bytes = max(budget_bytes - output_bytes, frame_bound_bytes(chunk_bytes))
-    return HostShares(chunk_bytes, staging_bytes, output_bytes, num_outputs)
+    delta_bytes = num_deltas * frame_bound_bytes(chunk_bytes)
+    staging_bytes = max(budget_bytes - output_bytes - delta_bytes, frame_bound_bytes(chunk_bytes))
+    return HostShares(chunk_bytes, staging_bytes, output_bytes, num_outputs, delta_bytes, kept_bytes)
+
+
+def _kept_bytes(policy: DeltaPolicy | None, budget_bytes: int) -> int:
+    if policy is None:
+        return 0
+    return budget_bytes // _KEPT_SHARE if policy.keep_bytes is None else policy.keep_bytes
 
 
 def available_host_bytes() -> int:
@@ -106,6 +154,15 @@ def available_host_bytes() -> int:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _check_codec(name: str) -> None:
+    if name == "auto":
+        return
+    try:
+        codec_named(name)
+    except UnknownCodecError as exc:
+        raise ConfigError(f"codec is {name!r}; choose one of auto, {', '.join(codec_names())}: {exc}") from exc
 
 
 def _check_count(name: str, value: int, minimum: int) -> None:

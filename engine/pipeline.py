@@ -49,7 +49,10 @@ class Pipeline:
                     self._drain(job, 0)  # nothing to start: use the time to hand on what is encoded
                     continue
                 try:
-                    self._start(job, staged)
+                    if job.derived.start(staged.chunk.index):
+                        job.drop(staged)
+                    else:
+                        self._start(job, staged)
                 except BaseException:
                     job.drop(staged)
                     raise
@@ -88,7 +91,11 @@ class Pipeline:
     def _drain(self, job: SaveJob, num_left: int) -> None:
         while len(self._started) > num_left:
             self._advance()  # so that the frames behind are copied while the oldest is waited for
-            self._append(job, self._started.popleft().finish())
+            frame = self._started.popleft().finish()
+            if frame is None:
+                job.let_go()
+            else:
+                self._append(job, frame)
 
     def _advance(self) -> None:
         for ticket in self._started:
@@ -123,7 +130,9 @@ class Pipeline:
         """Give back what the save holds: let started tickets end, and take in what is still being staged."""
         for ticket in self._started:
             try:
-                ticket.finish().room.release()
+                frame = ticket.finish()
+                if frame is not None:
+                    frame.room.release()
             except Exception as exc:  # noqa: BLE001 - the first failure is the one that is raised
                 job.fail(exc)
         self._started.clear()

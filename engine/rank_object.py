@@ -106,4 +106,10 @@ def open_rank_object(store: Store, manifest: ShardedManifest, rank: int) -> Rank
     nodes = inner.table.skeleton
     if inner.step != manifest.step or inner.attempt != manifest.attempt or not isinstance(nodes, dict):
         raise CorruptCheckpointError(f"object {record.key} belongs to another checkpoint", key=record.key, stage="open")
+    if inner.features:
+        raise CorruptCheckpointError(
+            f"object {record.key} claims {', '.join(inner.features)}, and what ranks write is stored in full",
+            key=record.key,
+            stage="open",
+        )
     return RankObject(inner.table, plan_load(inner, [index]), nodes)

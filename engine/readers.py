@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -114,9 +114,10 @@ class _Crew:
     def _host_pool(self) -> BufferPool:
         """Two buffers a thread, a frame and what it decodes to: nobody ever waits for another's second."""
         items = [item for item in self._items if item.chunk.index not in self._lane_of]
-        headers = [item.entry.header for item in items]
+        headers = [frame.entry.header for item in items for frame in _with_bases(item)]
         unit_bytes = max((max(h.padded_bytes, frame_bound_bytes(h.raw_bytes)) for h in headers), default=4096)
-        budget = ByteBudget((2 * self._num_threads + 1) * unit_bytes, high=1.0, low=1.0)
+        num_each = 3 if any(item.delta is not None for item in items) else 2
+        budget = ByteBudget((num_each * self._num_threads + 1) * unit_bytes, high=1.0, low=1.0)
         pin = any(self._places.device(item.chunk).type == "cuda" for item in items)
         return BufferPool(budget, unit_bytes, pin=pin)
 
@@ -212,6 +213,8 @@ def _lanes(
     known: dict[tuple[int, int, torch.device], torch.device | None] = {}
     for item in items:
         header, device = item.entry.header, places.device(item.chunk)
+        if item.delta is not None:
+            continue  # chains are put together on the CPU
         key = (header.codec, header.parameter, device)
         if key not in known:
             known[key] = _gpu_for(header, device)
@@ -228,6 +231,12 @@ def _lanes(
         lanes.append(lane)
         lane_of.update((item.chunk.index, lane) for item in some)
     return lanes, lane_of
+
+
+def _with_bases(item: ReadItem | None) -> Iterator[ReadItem]:
+    while item is not None:
+        yield item
+        item = item.base
 
 
 def _gpu_for(header: FrameHeader, device: torch.device) -> torch.device | None:

@@ -52,6 +52,8 @@ class SaveReport:
         peak_device_bytes: The most device memory that the save's own buffers held.
         peak_host_bytes: The most host memory that the save's own buffers held.
         by_codec: Frames, raw and stored bytes by the codec that wrote them; `raw` includes chunks that did not shrink.
+        derived_bytes: Bytes of the state that follow from others of it, and are not stored.
+        base_step: The step that the checkpoint is a difference to; None: it is a full one.
         fence_s: How long the fence kept `optimizer.step()` waiting for this save.
         snapshot: The modes used, such as "host" or "device+host".
         notes: What was chosen or worked around, and why.
@@ -73,6 +75,8 @@ class SaveReport:
     by_codec: Mapping[str, CodecTotals]
     snapshot: str
     fence_s: float = 0.0
+    derived_bytes: int = 0
+    base_step: int | None = None
     notes: tuple[str, ...] = ()
     timeline: tuple[Span, ...] = field(default=(), repr=False)
 

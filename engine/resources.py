@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +11,14 @@ from tidegate.codec.base import frame_bound_bytes
 from tidegate.codec.errors import CodecUnavailableError as CodecMissing
 from tidegate.codec.extras import install_hint
 from tidegate.codec.registry import codec_named, needs_gpu
+from tidegate.storage.base import Store
 from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
+from .commit import CommitRecord
+from .delta_save import DeltaSave
+from .deltas import Deltas
 from .device_shapes import (
     SMALL_CHUNK_BYTES,
     DeviceShape,
@@ -51,6 +56,10 @@ class Resources:
         self.staging = BufferPool(ByteBudget(shares.staging_bytes, high=high, low=low), unit_bytes)
         outputs = ByteBudget(shares.output_bytes, high=high, low=low, max_count=shares.num_outputs)
         self.outputs = BufferPool(outputs, unit_bytes)
+        self._deltas: Deltas | None = None
+        self.residuals = BufferPool(ByteBudget(shares.delta_bytes or unit_bytes, high=1.0, low=1.0), unit_bytes)
+        if options.delta is not None:
+            self._deltas = Deltas(options.delta, self.residuals, shares.kept_bytes)
         if options.codec != "auto":
             _require_encoder(options.codec)
         self._device_encoders: dict[torch.device, SideStreamEncoder | None] = {}
@@ -65,9 +74,18 @@ class Resources:
 
     def encoder_for(self, job: SaveJob, staged: StagedChunk) -> ChunkEncoder:
         """Choose the encoder of a chunk: on the GPU that its tensors are on if that works there, else on the CPU."""
-        if staged.device.type == "cuda":
+        if staged.device.type == "cuda" and (job.delta is None or job.delta.base is None):
             return self._device_encoder(job, staged.device) or self._host_encoder
         return self._host_encoder
+
+    def delta_save(self, job: SaveJob, store: Store, attempt: str) -> AbstractContextManager[DeltaSave | None]:
+        """Make a save ready to be a difference, where the user asked for that. Blocks for a look at the store."""
+        return nullcontext() if self._deltas is None or job.parts else self._deltas.save(job, store, attempt)
+
+    def was_committed(self, job: SaveJob, record: CommitRecord) -> None:
+        """Take a checkpoint that has been committed as what the next one may be a difference to."""
+        if self._deltas is not None:
+            self._deltas.committed(job, record)
 
     def prepare(self, *, has_cuda: bool) -> None:
         """Get ready for a save: page-lock buffers once there are CUDA tensors, look again for room that was missing."""
@@ -100,13 +118,17 @@ class Resources:
 
     def take_peak_host_bytes(self) -> int:
         """The most host bytes on loan since the last call."""
-        return self.staging.budget.take_peak() + self.outputs.budget.take_peak()
+        kept_bytes = self._deltas.held_bytes if self._deltas is not None else 0
+        pools = (self.staging, self.outputs, self.residuals)
+        return kept_bytes + sum(pool.budget.take_peak() for pool in pools)
 
     def close(self) -> None:
         """End the threads and free all memory. Blocks."""
         self._workers.close()
         self.staging.trim()
         self.outputs.trim()
+        if self._deltas is not None:
+            self._deltas.close()
         self.snapshot.free()
         self._device_encoders.clear()
 
@@ -129,7 +151,9 @@ class Resources:
         free_bytes = torch.cuda.mem_get_info(device)[0]
         room_bytes = max(0, free_bytes - headroom_bytes(device)) if budget_bytes is None else budget_bytes
         room_bytes = min(room_bytes, free_bytes)
-        codecs, reason = device_codecs_of(self.options.codec, self.chunk_bytes, device, room_bytes)
+        codecs, reason = device_codecs_of(
+            self.options.codec, self.chunk_bytes, device, room_bytes, portable=self.options.delta is not None
+        )
         verify = self.options.verify == "decode"
         shapes = device_shapes(codecs, self.chunk_bytes, device, verify=verify)
         fitting = [shape for shape in shapes if shape.num_bytes <= room_bytes]

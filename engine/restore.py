@@ -10,6 +10,7 @@ import torch
 from tidegate.storage.base import Store
 
 from .collector import collector_at_rest
+from .derived_places import DerivingPlaces
 from .errors import ConfigError, LoadError
 from .into import match_parts
 from .load_plan import LoadPlan, ReadItem, plan_load
@@ -61,7 +62,7 @@ def load_state(
         parts = _parts_of(table, part)
         wanted = range(len(table.tensor_spec)) if part is None else _existing(table, tensors_in(parts))
         targets = match_parts(table, _pairs(parts, into, part)) if into is not None else [None] * len(table.tensor_spec)
-        places = Places(table, wanted, targets, map_location)
+        places = _places(manifest, wanted, targets, map_location)
         read_frames(store, table, places.needed(plan.items), places, num_threads=_NUM_THREADS)
         tensors = places.finish()
         built = {found.name: rebuild(found.node, tensors, found.steps) for found in parts}
@@ -72,6 +73,14 @@ def check_frames(store: Store, table: StateTable, plan: LoadPlan) -> None:
     """Read and decode every frame, check every checksum, keep nothing. Blocks. Raises LoadError naming the frame."""
     with torch.inference_mode(False), torch.no_grad():
         read_frames(store, table, plan.items, Nowhere(), num_threads=_NUM_THREADS)
+
+
+def _places(
+    manifest: Manifest, wanted: Sequence[int], targets: Sequence[torch.Tensor | None], map_location: MapLocation
+) -> Places:
+    if not manifest.derived:
+        return Places(manifest.table, wanted, targets, map_location)
+    return DerivingPlaces(manifest.table, wanted, targets, map_location, manifest.chunks, manifest.derived)
 
 
 def _is_several(part: PartPaths) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import platform
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import xxhash
@@ -17,6 +18,7 @@ from .commit import (
     MANIFEST_NAME,
     CommitRecord,
     attempt_key,
+    check_bases,
     commit_key,
     parse_commit,
     publish,
@@ -54,6 +56,22 @@ def check_absent(store: Store, step: int, overwrite: bool) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An attempt whose objects and manifest are durable, and that is not committed yet."""
+
+    step: int
+    attempt: str
+    record: ObjectRecord
+    totals: Mapping[int, CodecTotals]
+    manifest: bytes
+    bases: tuple[tuple[int, str], ...]
+
+    def commit(self, sequence: int) -> CommitRecord:
+        """Make its COMMIT record."""
+        return record_of(self.step, self.attempt, self.manifest, sequence, self.bases)
+
+
 def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwrite: bool) -> SaveReport:
     """Encode and write the staged chunks, then publish the step. Blocks.
 
@@ -62,24 +80,35 @@ def write_checkpoint(job: SaveJob, store: Store, resources: Resources, *, overwr
     check_absent(store, job.step, overwrite)
     replaces = read_commit_bytes(store, job.step)
     attempt = new_attempt()
-    key = attempt_key(job.step, attempt, _OBJECT_NAME)
     try:
         prepare_store(store, job)
-        writer = store.create(key, size_hint_bytes=job.plan.raw_bytes // 2)
-        texts: list[bytes] = []
-        record, totals = write_object(
-            job, writer, key, resources,
-            meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
-        )  # fmt: skip
-        text = texts[0]
-        commit = commit_attempt(store, job.step, attempt, text, replaces)
+        written = write_attempt(job, store, resources, attempt)
+        commit = written.commit(next_sequence(store))
+        publish(store, commit, replaces)
+        check_bases(store, commit, replaces)
     except BaseException as exc:
         if give_up(store, job.step, attempt):
             raise unconfirmed(job.step, exc) from exc
         raise
+    resources.was_committed(job, commit)
     job.replaced = replaced_record(replaces, job.step)
-    stored_bytes = record.num_bytes + len(text) + len(commit.dump())
-    return make_report(job, resources, f"{store.url}/{step_folder(job.step)}", stored_bytes, totals)
+    stored_bytes = written.record.num_bytes + len(written.manifest) + len(commit.dump())
+    url = f"{store.url}/{step_folder(job.step)}"
+    return make_report(job, resources, url, stored_bytes, written.totals, written.bases)
+
+
+def write_attempt(job: SaveJob, store: Store, resources: Resources, attempt: str) -> Written:
+    """Encode and write the staged chunks and their manifest, under an attempt's name. Blocks."""
+    key = attempt_key(job.step, attempt, _OBJECT_NAME)
+    texts: list[bytes] = []
+    with resources.delta_save(job, store, attempt) as delta:
+        record, totals = write_object(
+            job, store.create(key, size_hint_bytes=job.plan.raw_bytes // 2), key, resources,
+            meanwhile=lambda record: texts.append(dump_manifest(_manifest(job, attempt, (record,)))),
+        )  # fmt: skip
+        store.compare_and_put(attempt_key(job.step, attempt, MANIFEST_NAME), texts[0], expected=None)
+        bases = delta.bases if delta is not None else ()
+    return Written(job.step, attempt, record, totals, texts[0], bases)
 
 
 def commit_attempt(store: Store, step: int, attempt: str, manifest: bytes, replaces: bytes | None) -> CommitRecord:
@@ -96,16 +125,22 @@ def commit_attempt(store: Store, step: int, attempt: str, manifest: bytes, repla
         ObjectExistsError: Another attempt won.
     """
     store.compare_and_put(attempt_key(step, attempt, MANIFEST_NAME), manifest, expected=None)
-    records, _ = read_commits(store)
-    commit = CommitRecord(
-        step=step,
-        sequence=1 + max((record.sequence for record in records), default=0),
-        attempt=attempt,
-        manifest_bytes=len(manifest),
-        manifest_digest=xxhash.xxh3_64_intdigest(manifest),
-    )
+    commit = record_of(step, attempt, manifest, next_sequence(store))
     publish(store, commit, replaces)
     return commit
+
+
+def record_of(
+    step: int, attempt: str, manifest: bytes, sequence: int, bases: tuple[tuple[int, str], ...] = ()
+) -> CommitRecord:
+    """Make the COMMIT record of an attempt with this manifest."""
+    return CommitRecord(step, sequence, attempt, len(manifest), xxhash.xxh3_64_intdigest(manifest), bases)
+
+
+def next_sequence(store: Store) -> int:
+    """Return the place of the next commit. Blocks for a look at all COMMIT records."""
+    records, _ = read_commits(store)
+    return 1 + max((record.sequence for record in records), default=0)
 
 
 def unconfirmed(step: int, exc: BaseException) -> SaveError:
@@ -165,12 +200,6 @@ def write_object(
     return record, totals
 
 
-def delete_attempt(store: Store, commit: CommitRecord) -> None:
-    """Delete the objects of an attempt whose COMMIT record has been replaced. Blocks."""
-    for stat in list(store.list(f"{step_folder(commit.step)}/{commit.attempt}/")):
-        store.delete(stat.key)
-
-
 def replaced_record(text: bytes | None, step: int) -> CommitRecord | None:
     """Return what a COMMIT record said that has been replaced; None if there was none, or it is damaged."""
     try:
@@ -196,7 +225,12 @@ def give_up(store: Store, step: int, attempt: str) -> bool:
 
 
 def make_report(
-    job: SaveJob, resources: Resources, url: str, stored_bytes: int, totals: Mapping[int, CodecTotals]
+    job: SaveJob,
+    resources: Resources,
+    url: str,
+    stored_bytes: int,
+    totals: Mapping[int, CodecTotals],
+    bases: Sequence[tuple[int, str]] = (),
 ) -> SaveReport:
     """Sum up a save that has ended well."""
     resources.end_save(job)
@@ -218,6 +252,8 @@ def make_report(
         by_codec={names[number]: total for number, total in sorted(totals.items())},
         snapshot="+".join(sorted(job.modes)),
         fence_s=job.fence_s,
+        derived_bytes=sum(job.plan.chunks[item.chunk].num_bytes for item in job.derived.found()),
+        base_step=bases[0][0] if bases else None,
         notes=tuple(job.notes),
         timeline=spans,
     )
@@ -234,4 +270,7 @@ def made_by() -> dict[str, JSON]:
 
 
 def _manifest(job: SaveJob, attempt: str, objects: tuple[ObjectRecord, ...]) -> Manifest:
-    return Manifest(job.step, attempt, made_by(), job.metadata, objects, job.table, job.plan.chunks)
+    derived, delta = job.derived.found(), job.delta.part if job.delta is not None else None
+    return Manifest(
+        job.step, attempt, made_by(), job.metadata, objects, job.table, job.plan.chunks, derived, delta, job.parts
+    )  # fmt: skip

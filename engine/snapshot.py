@@ -102,6 +102,7 @@ class Stager:
             owned_extents: Numbers of the extents that an attached optimizer owns.
         """
         try:
+            _compare_on_devices(job)
             copied, live = self._split(job, owned_extents)
             devices = job.table.extent_devices
             if live or any(devices[chunk.first_extent].type == "cpu" for chunk in copied):
@@ -240,6 +241,20 @@ def _copy_on_device(job: SaveJob, layout: DeviceLayout, flat: torch.Tensor) -> l
     return staged
 
 
+def _compare_on_devices(job: SaveJob) -> None:
+    """Queue the comparison of CUDA chunks that may be derived, before the training may change them."""
+    derived = job.derived
+    if not derived.candidates.derivations:
+        return
+    for comparison in job.comparisons.of(job.table, job.plan.chunks, derived.candidates):
+        side, training = side_stream(comparison.device), torch.cuda.current_stream(comparison.device)
+        side.wait_stream(training)
+        comparison.queue(side)
+        training.wait_event(comparison.done)
+        job.device_copies.append(comparison.done)
+        derived.expect(comparison.wait)
+
+
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -284,6 +299,7 @@ def cuda_chunks(job: SaveJob, chunks: Iterable[Chunk] | None = None) -> dict[tor
 def stage_in_place(job: SaveJob) -> None:
     """Hand every chunk to the pipeline where it lies. For a caller that waits until the save has ended."""
     job.note_versions()
+    _compare_on_devices(job)
     ready = _record_events(job, {})
     _lay_out_live(job, job.chunk_order)
     try:

@@ -82,3 +82,8 @@ def test_files_and_functions_stay_small(path: Path) -> None:
         if isinstance(node, ast.FunctionDef):
             body_start = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0].lineno
             assert (node.end_lineno or 0) - body_start < 60, f"{path}:{node.lineno} {node.name} is too long"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/*.cu")), ids=lambda path: path.stem)
+def test_files_of_kernels_stay_small(path: Path) -> None:
+    assert path.read_text().count("\n") <= 400, f"{path} has outgrown its room; redesign it"

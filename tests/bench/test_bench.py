@@ -89,6 +89,14 @@ def test_the_cpu_benchmark_runs_and_keeps_its_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_bench_of_deltas_runs(tmp_path: Path) -> None:
+    found = run_tiny("delta", "delta-tiny", tmp_path)
+    for codec in ("zstd", "rans"):
+        assert found[codec]["full"] > found[codec]["full_not_derived"]
+        assert found[codec]["delta_1"] > found[codec]["full"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ON_CPU)
 def test_a_benchmark_runs(module: str, tmp_path: Path) -> None:
     """On a GPU where there is one, else on the CPU."""

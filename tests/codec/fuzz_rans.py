@@ -33,7 +33,7 @@ def small_bodies() -> list[tuple[WordType, Octets, Octets]]:
     bodies = []
     for word in (WordType.BF16, WordType.F32, WordType.F64, WordType.F8):
         rng = np.random.default_rng(word)
-        raw = every_kind(word, rng, segment_tiles=16)[-8 * 8192 :]
+        raw = every_kind(word, rng, segment_tiles=16)[-9 * 8192 :]
         body = encoded(raw, word, segment_tiles=16)
         assert body is not None
         bodies.append((word, raw, body))

@@ -14,7 +14,8 @@ from tests.contract.codec_contract import CONTENTS
 from tidegate.codec import rans, rans_numpy
 from tidegate.codec.base import RANS_CODEC, FrameHeader
 from tidegate.codec.digest import digest
-from tidegate.codec.rans_format import LOG2_SUM, BodyLayout, unpack_layout
+from tidegate.codec.rans_format import LOG2_SUM, BodyLayout
+from tidegate.codec.rans_start import unpack_layout
 from tidegate.codec.rans_survey import SAMPLED_ABOVE_TILES
 from tidegate.codec.rans_units import SHAPES, TILE_BYTES
 from tidegate.codec.words import WordType
@@ -73,8 +74,8 @@ def decoded(raw: Octets, word: WordType, body: Octets) -> Octets:
 
 
 def every_kind(word: WordType, rng: np.random.Generator, segment_tiles: int | None = None) -> Octets:
-    """Segments that are constant, plain, coded, coded with one sign, short, with tiles left out, with the wide table;
-    so many zero ones that the histogram is a sample; and an end inside a tile.
+    """Segments that are constant, plain, coded, coded with one sign, short, with tiles left out, with zeros scattered,
+    with the wide table; so many zero ones that the histogram is a sample; and an end inside a tile.
     """
     units = (segment_tiles or SHAPES[word].segment_tiles) * TILE_BYTES // word.itemsize
     normal = CONTENTS["normal-floats"](word, 2 * units, rng)
@@ -96,10 +97,18 @@ def every_kind(word: WordType, rng: np.random.Generator, segment_tiles: int | No
             one_sign.reshape(-1),
             _short(normal[:segment], word),
             holes,
+            scattered(holes, word, rng),
             rare,
             normal[segment : segment + 3 * TILE_BYTES + 5 * word.itemsize],
         ]
     )
+
+
+def scattered(octets: Octets, word: WordType, rng: np.random.Generator, share: float = 0.3) -> Octets:
+    """Values of which a share is 0, here and there."""
+    values = octets.copy().view(f"<u{word.itemsize}")
+    values[rng.random(values.size) < share] = 0
+    return values.view(np.uint8)
 
 
 def _short(octets: Octets, word: WordType) -> Octets:

@@ -81,6 +81,32 @@ class TestRansInNumpy(CodecContract):
         assert raw.numel() / unpack_header(self.encode(raw, word).numpy()).frame_bytes > ratio
 
 
+class TestPlanes(CodecContract):
+    codec_name = "planes"
+
+    @pytest.mark.parametrize(
+        ("word", "content", "ratio"),
+        [
+            (WordType.BF16, "normal-floats", 1.5),
+            (WordType.F32, "normal-floats", 1.19),
+            (WordType.F16, "normal-floats", 1.19),
+            (WordType.F32, "zero-runs", 1.19),
+            (WordType.F64, "normal-floats", 1.1),
+        ],
+    )
+    def test_ratio(self, word: WordType, content: str, ratio: float) -> None:
+        raw = tensor_of(CONTENTS[content](word, (1 << 20) // word.itemsize, np.random.default_rng(5)))
+        assert raw.numel() / unpack_header(self.encode(raw, word).numpy()).frame_bytes > ratio
+
+
+class TestPlanesByZstd(CodecContract):
+    codec_name = "planes:sign=zstd,exponent=zstd,mantissa=zstd"
+
+
+class TestPlanesByRans(CodecContract):
+    codec_name = "planes:mantissa=rans"
+
+
 class TestRansInNumba(TestRansInNumpy):
     @pytest.fixture(autouse=True)
     def coder(self, monkeypatch: pytest.MonkeyPatch) -> None:

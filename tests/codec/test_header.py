@@ -95,7 +95,7 @@ def test_every_changed_byte_is_found(place: int) -> None:
     [
         (4, 0, "format version 0"),
         (4, 2, "format version 2"),
-        (5, 9, "codec 9 version 1"),
+        (5, 10, "codec 10 version 1"),
         (5, 255, "codec 255"),
         (6, 0, "codec 1 version 0"),
         (6, 2, "codec 1 version 2"),

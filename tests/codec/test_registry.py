@@ -19,6 +19,7 @@ NUMBERS = {
     "bitcomp": 6,
     "cascaded": 7,
     "rans": 8,
+    "planes": 9,
 }
 
 
@@ -28,12 +29,13 @@ def test_names_and_numbers_are_those_of_the_format() -> None:
 
 
 def test_the_gpu_has_the_same_numbers() -> None:
-    assert DEVICE_CODEC_NUMBERS == NUMBERS
+    assert {**NUMBERS, **DEVICE_CODEC_NUMBERS} == NUMBERS
+    assert NUMBERS.keys() - DEVICE_CODEC_NUMBERS.keys() == {"planes"}, "which the CPU encodes for it"
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_which_need_a_gpu(name: str) -> None:
-    assert needs_gpu(name) == (name not in ("raw", "zstd", "deflate", "rans"))
+    assert needs_gpu(name) == (name not in ("raw", "zstd", "deflate", "rans", "planes"))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -49,7 +51,7 @@ def test_unknown_name(name: str) -> None:
         codec_named(name)
 
 
-@pytest.mark.parametrize(("number", "version"), [(9, 1), (255, 1), (-1, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize(("number", "version"), [(10, 1), (255, 1), (-1, 1), (1, 0), (1, 2)])
 def test_unknown_number_or_version(number: int, version: int) -> None:
     with pytest.raises(UnknownCodecError, match=f"no codec {number} of version {version}; upgrade"):
         codec_numbered(number, version)

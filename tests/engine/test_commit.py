@@ -17,11 +17,10 @@ from tidegate.commit import (
     publish,
     read_commit_bytes,
     read_commits,
-    retire,
     step_folder,
 )
 from tidegate.errors import CorruptCheckpointError
-from tidegate.retention import apply_retention, to_retire
+from tidegate.retention import apply_retention, retire, to_retire
 from tidegate.storage.errors import ObjectExistsError
 from tidegate.storage.memory import MemoryStore
 

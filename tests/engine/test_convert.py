@@ -14,12 +14,16 @@ import torch.distributed.checkpoint as dcp
 
 import tidegate
 from tests.kit.bits import assert_same_bits
+from tests.kit.chains import save_steps, state_at
 from tests.kit.children import run
 from tests.kit.states import odd_values
 from tidegate.cli import main as command_line
 from tidegate.convert import convert
 from tidegate.dcp import TidegateReader
+from tidegate.delta import DeltaPolicy
 from tidegate.errors import CorruptCheckpointError, UnsupportedStateError
+from tidegate.safetensors_file import read_safetensors
+from tidegate.storage import open_store
 
 
 def training_state() -> dict[str, Any]:
@@ -57,6 +61,21 @@ def test_torch_save_there_and_back(tmp_path: Path, target: str) -> None:
     assert_same_bits(state, loaded)
     convert(tmp_path / target, tmp_path / "b.pt")
     assert_same_bits(state, torch.load(tmp_path / "b.pt", weights_only=True))
+
+
+@pytest.mark.parametrize(("part", "name"), [(None, "a.pt"), ("model", "a.pt"), ("model", "a.safetensors")])
+def test_differences_and_what_follows_are_put_together(tmp_path: Path, part: str | None, name: str) -> None:
+    """A step whose weights follow from a master that is a difference to an earlier step's."""
+    store = open_store(tmp_path / "root")
+    save_steps(store, [0, 1, 2], DeltaPolicy(max_chain=4))
+    store.close()
+    convert(tmp_path / "root", tmp_path / name, part=part)
+    whole = state_at(2)
+    if name.endswith(".pt"):
+        found = torch.load(tmp_path / name, weights_only=True)
+    else:
+        found = read_safetensors(tmp_path / name)
+    assert_same_bits(found, whole if part is None else whole[part])
 
 
 def test_safetensors_there_and_back(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ import torch.distributed.checkpoint as dcp
 
 import tidegate
 from tests.kit.bits import assert_same_bits
+from tests.kit.chains import records_of, save_steps, state_at
 from tests.kit.states import odd_values, reference
 from tests.kit.stores import GateStore
 from tidegate.checkpoint_id import split_checkpoint_id
 from tidegate.dcp import TidegateReader, TidegateStager, TidegateWriter
+from tidegate.delta import DeltaPolicy
 from tidegate.storage import MemoryStore
+from tidegate.storage.local import LocalStore
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +139,22 @@ def test_a_value_that_cannot_be_saved_is_refused_by_name() -> None:
     with TidegateWriter(store) as writer, pytest.raises(BaseException, match="function"):
         dcp.save({"x": {"f": lambda: 1}, "w": torch.ones(2)}, storage_writer=writer, checkpoint_id="1")
     assert list(store.list()) == []
+
+
+def test_a_replaced_base_of_differences_stays(tmp_path: Path) -> None:
+    """DCP saves anew a step that others are differences to, and lets all older ones go: those that need it live on."""
+    store = LocalStore(tmp_path, sync=False)
+    save_steps(store, [0, 1, 2], DeltaPolicy(max_chain=4))
+    state = {"w": torch.randn(40, 3)}
+    with TidegateWriter(store, overwrite=True, keep_last=2) as writer:
+        dcp.save(state, storage_writer=writer, checkpoint_id="1")
+    assert sorted(records_of(store)) == [0, 1, 2], "2 is one of the last two, and needs 0 and what 1 was"
+    same(loaded_like(state, store), state)
+    with tidegate.CheckpointEngine(store) as engine:
+        assert_same_bits(engine.load(2), state_at(2))
+        assert_same_bits(engine.load(0), state_at(0))
+    with TidegateWriter(store, overwrite=True, keep_last=1) as writer:
+        dcp.save(state, storage_writer=writer, checkpoint_id="2")
+    assert sorted(records_of(store)) == [2]
+    assert {stat.key[:15] for stat in store.list()} == {"step-0000000002"}
+    store.close()

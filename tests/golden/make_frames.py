@@ -52,6 +52,9 @@ def chunks() -> Iterator[tuple[str, str, WordType, Octets]]:
         octets[2048:4096] = 0
         yield f"rans-{word.name.lower()}", "rans", word, octets
     yield "rans-kinds-bf16", "rans", WordType.BF16, every_kind(WordType.BF16, rng)
+    for word in WordType:
+        octets = CONTENTS["zero-runs"](word, 4800 // word.itemsize - 3, rng)
+        yield f"planes-{word.name.lower()}", "planes:sign=zstd,exponent=zstd,mantissa=deflate", word, octets
 
 
 def encoded(codec: str, word: WordType, raw: Octets) -> bytes:

@@ -87,10 +87,35 @@ def special_chunk(kind: str, word: WordType, num_bytes: int) -> NDArray[np.uint8
             segments[1][:] = rng.integers(0, 256, segments[1].size)
             segments[4][:] = 0
             segments[6][:] = 0x3C
+        case "zeros":  # here and there, beside what is nearly 0
+            values = values_of(chunk, word)
+            values[3::17] = 1 << (8 * word.itemsize - 1)
+            values[5::19] = rng.integers(1, 128, values[5::19].size)
+            values[rng.random(values.size) < 0.3] = 0
+        case "zeros-and-zero-tiles":
+            values = values_of(chunk, word)
+            values[rng.random(values.size) < 0.5] = 0
+            chunk[: num_bytes // TILE_BYTES * TILE_BYTES].reshape(-1, TILE_BYTES)[1::5] = 0
+        case "short-zeros":
+            chunk.reshape(-1, word.itemsize)[:, : word.itemsize // 2] = 0
+            values_of(chunk, word)[rng.random(num_bytes // word.itemsize) < 0.1] = 0
+        case "zeros-of-all-shares":  # from none to all, with symbols that the table lacks, and 255 in one ninth
+            values = values_of(chunk, word)
+            values[rng.random(values.size) < np.linspace(-0.2, 1.1, values.size)] = 0
+            tops[:: max(1, len(tops) // 7)] = 0x70
+            np.array_split(chunk, 9)[4][:8] = 0xFF
     return chunk
 
 
-KINDS = ("one-sign-0", "one-sign-1", "short", "zero-tiles", "rare", "mixed")
+def values_of(chunk: NDArray[np.uint8], word: WordType) -> NDArray[np.unsignedinteger]:
+    """The values of a chunk as whole numbers."""
+    return chunk.view(f"<u{word.itemsize}")
+
+
+KINDS = (
+    *("one-sign-0", "one-sign-1", "short", "zero-tiles", "rare", "mixed"),
+    *("zeros", "zeros-and-zero-tiles", "short-zeros", "zeros-of-all-shares"),
+)
 
 
 @WORDS
@@ -121,6 +146,32 @@ def test_sampled_chunks_with_several_tables_are_coded_as_on_the_cpu(
 ) -> None:
     for num_bytes in (2 << 20, (2 << 20) + word.itemsize, (7 << 20) + 3 * word.itemsize):
         check_all(encoder, decoder, special_chunk(kind, word, num_bytes), word, device)
+
+
+@WORDS
+def test_small_chunks_with_zeros_of_every_length(
+    encoder: DeviceEncoder, decoder: DeviceDecoder, device: torch.device, word: WordType
+) -> None:
+    """Ends inside a tile, and planes that end anywhere in 16 bytes."""
+    for num_bytes in range(512, 1536, 24):
+        check_all(encoder, decoder, special_chunk("zeros", word, num_bytes), word, device)
+
+
+@pytest.mark.parametrize("word", [WordType.BF16, WordType.F16, WordType.F32, WordType.F64], ids=lambda word: word.name)
+def test_a_plain_segment_with_zeros(
+    encoder: DeviceEncoder, decoder: DeviceDecoder, device: torch.device, word: WordType
+) -> None:
+    """Symbols so even that coding them saves nothing, among zeros."""
+    rng = np.random.default_rng(word)
+    chunk = make_chunk("normal", word, 1 << 20).copy()
+    values = values_of(chunk, word)
+    values[40_000:] = rng.integers(0, 256, values[40_000:].size * word.itemsize, dtype=np.uint8).view(values.dtype)
+    place = 52 if word is WordType.F64 else 8 * word.itemsize - 9
+    step = values.dtype.type(1 << place)
+    symbols = values // step % 256
+    values[symbols == (126 if word is WordType.F64 else 255)] = 1  # 126 + 1,153 is 255 modulo 256
+    values[rng.random(values.size) < 0.02] = 0
+    check_all(encoder, decoder, chunk, word, device)
 
 
 @pytest.mark.parametrize("word", [WordType.BF16, WordType.F16], ids=lambda word: word.name)
@@ -205,11 +256,11 @@ def test_small_mutated_frames_are_found(
     rng = np.random.default_rng(seed)
     found = 0
     for word in (WordType.BF16, WordType.F32, WordType.F64, WordType.U8, WordType.F16):
-        for kind in ("one-sign-0", "zero-tiles", "mixed", "normal"):
+        for kind in ("one-sign-0", "zero-tiles", "mixed", "normal", "zeros-and-zero-tiles"):
             chunk = special_chunk(kind, word, 40_000)
             header, body = encode(encoder, chunk, word, device)
             good = body.cpu().numpy()
-            for _ in range(50):
+            for _ in range(40):
                 bad = good.copy()
                 mutate(rng, bad, int(rng.integers(0, good.size)) if rng.random() < 0.7 else 0)
                 try:

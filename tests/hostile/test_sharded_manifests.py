@@ -12,14 +12,20 @@ import torch
 import tidegate
 from tidegate.commit import CommitRecord, attempt_key
 from tidegate.container import ObjectRecord
+from tidegate.derived import DerivedChunks
 from tidegate.errors import CorruptCheckpointError
+from tidegate.job import SaveJob
 from tidegate.options import Options
+from tidegate.pairs import find_pairs
+from tidegate.planned import plan_table
 from tidegate.rank_object import job_in_place, write_rank_object
 from tidegate.resources import Resources
 from tidegate.save import commit_attempt
 from tidegate.shard_map import GlobalSpec, ShardLayout, ShardMapMaker
 from tidegate.sharded_load import load_sharded
 from tidegate.sharded_manifest import ShardedManifest, dump_sharded, parse_sharded
+from tidegate.snapshot import stage_in_place
+from tidegate.state import describe
 from tidegate.storage import MemoryStore
 
 ATTEMPT = "0123456789abcdef" * 2
@@ -167,3 +173,27 @@ def test_load_sharded_reads_what_was_written() -> None:
     manifest.shards.paths = None
     load_sharded(store, manifest, map_location=None, into=None, part=None, targets=targets)
     assert all(t.tolist() == [[0.0] * 3] * 2 + [[1.0] * 3] * 2 for t in targets.values())
+
+
+def test_an_object_that_lacks_what_follows_from_others_is_refused() -> None:
+    """Nothing would fill such shards: what ranks write is stored in full."""
+    store, resources = MemoryStore(), Resources(Options(codec="zstd"))
+    master = torch.randn(50_000, 1)
+    table = describe({"a@0,0": master, "b@0,0": master.bfloat16()})
+    planned = plan_table(table, resources.chunk_bytes, find_pairs(table))
+    job = SaveJob(
+        STEP, table, planned.plan, {}, resources.wake,
+        chunk_order=planned.chunk_order, derived=DerivedChunks(planned.candidates),
+    )  # fmt: skip
+    stage_in_place(job)
+    record, _ = write_rank_object(job, store, resources, ATTEMPT, 0)
+    resources.close()
+    assert job.derived.found(), "the test needs an object that lacks a chunk"
+    maker = ShardMapMaker(1)
+    for name, dtype in (("a", "float32"), ("b", "bfloat16")):
+        maker.add(name, GlobalSpec(dtype, (50_000, 1)), ShardLayout(((0, 0),), ((50_000, 1),), (0,)))
+    maker.made.paths = {"a": ("a",), "b": ("b",)}
+    manifest = ShardedManifest(STEP, ATTEMPT, {}, {}, (record,), maker.made)
+    commit_attempt(store, STEP, ATTEMPT, dump_sharded(manifest), None)
+    with tidegate.CheckpointEngine(store) as engine, pytest.raises(CorruptCheckpointError, match="claims derived"):
+        engine.load(STEP)

@@ -9,9 +9,11 @@ import torch
 
 import tidegate
 from tests.kit.bits import assert_same_bits
+from tests.kit.chains import assert_all_load, bases_of, save_steps
 from tests.kit.seaweed import READER, SAVER, Seaweed
 from tests.kit.states import filled, random_state
 from tidegate.cli import main
+from tidegate.delta import DeltaPolicy
 from tidegate.storage import S3Options, S3Store, StorePermissionError, open_store
 
 SMALL: dict[str, Any] = {"codec": "zstd", "chunk_bytes": 1 << 20}
@@ -49,6 +51,19 @@ def test_frames_larger_than_a_part_come_back(aws_environment: Seaweed, run_prefi
     with tidegate.CheckpointEngine(store, codec="raw", chunk_bytes=24 << 20) as engine:
         engine.save_async(state, step=1).result()
         assert_same_bits(engine.load(), state)
+    store.close()
+
+
+@pytest.mark.parametrize("keep_bytes", [None, 0], ids=["kept", "read-again"])
+def test_chains_of_differences_come_back(root: str, keep_bytes: int | None) -> None:
+    """The base is in memory, or read again from the bucket; retention spares it there too."""
+    store = open_store(root)
+    save_steps(store, [0, 1, 2, 3], DeltaPolicy(max_chain=2, keep_bytes=keep_bytes), keep_last=2)
+    assert bases_of(store) == {0: [], 1: [0], 2: [1, 0], 3: []}
+    assert_all_load(store)
+    save_steps(store, [4], DeltaPolicy(max_chain=2, keep_bytes=keep_bytes), keep_last=2)
+    assert bases_of(store) == {3: [], 4: [3]}
+    assert_all_load(store)
     store.close()
 
 

@@ -1,0 +1,159 @@
+"""Where a load puts chunks where some of the state is derived: each source also gives the bytes of what follows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .derived import Derivation
+from .load_plan import ReadItem
+from .locate import MapLocation
+from .places import Places
+from .plan import Chunk
+from .rules import Rule, follow
+from .sources import scatter
+from .table import StateTable
+
+_SMALL_BYTES = 32 << 10
+_BATCH_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Bytes [start, end) of an extent, which follow from those of a source by a rule."""
+
+    rule: Rule
+    extent: int
+    start: int
+    end: int
+
+
+class DerivingPlaces(Places):
+    """As Places. A source that is not loaded itself is never kept: what follows from it is made of each of its chunks.
+
+    Args:
+        table: As for Places, and so are the next three.
+        wanted: There.
+        targets: There.
+        map_location: There.
+        chunks: The chunks of the checkpoint.
+        derived: Those of them that have no frame.
+    """
+
+    def __init__(
+        self,
+        table: StateTable,
+        wanted: Sequence[int],
+        targets: Sequence[torch.Tensor | None],
+        map_location: MapLocation,
+        chunks: Sequence[Chunk],
+        derived: Sequence[Derivation],
+    ) -> None:
+        super().__init__(table, wanted, targets, map_location)
+        self._steps: dict[int, list[_Step]] = {}
+        for derivation in derived:
+            for source, step in _steps(table, chunks[derivation.chunk], derivation):
+                if self._devices[step.extent] is not None:
+                    self._steps.setdefault(source, []).append(step)
+        self._passing = {source for source in self._steps if self._devices[source] is None}
+        is_read = (device is not None or i in self._passing for i, device in enumerate(self._devices))
+        self._read_starts = list(itertools.accumulate(is_read, initial=0))
+
+    def needed(self, items: Iterable[ReadItem]) -> list[ReadItem]:
+        """Return the frames that hold a byte of a wanted tensor's extent, or of a source of one."""
+        starts = self._read_starts
+        return [item for item in items if starts[item.chunk.end_extent] > starts[item.chunk.first_extent]]
+
+    def device(self, chunk: Chunk) -> torch.device:
+        """Return the device of the first extent that is wanted, or wanted for what follows from it."""
+        for extent in range(chunk.first_extent, chunk.end_extent):
+            at = self._steps[extent][0].extent if extent in self._passing else extent
+            device = self._devices[at]
+            if device is not None:
+                return device
+        return super().device(chunk)
+
+    def prepare(self, chunk: Chunk) -> None:
+        """As there; also the extents that will be made from this chunk."""
+        super().prepare(chunk)
+        for extent in range(chunk.first_extent, chunk.end_extent):
+            if extent in self._passing:
+                for step in self._steps[extent]:
+                    self._room_for(step)
+
+    def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
+        """As there; and make what follows from sources that are not kept."""
+        if not (chunk.is_piece and chunk.first_extent in self._passing):
+            super().place(chunk, packed)
+        at = 0
+        for extent in range(chunk.first_extent, chunk.end_extent):
+            start = chunk.offset if chunk.is_piece else 0
+            num_bytes = chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent]
+            if extent in self._passing:
+                for step in self._steps[extent]:
+                    self._make_step(step, packed[at : at + num_bytes], start)
+            at += num_bytes
+
+    def finish(self) -> list[torch.Tensor | None]:
+        """Make what follows from sources that are loaded too; then as there."""
+        batches: dict[tuple[Rule, torch.device | None], list[tuple[int, _Step]]] = {}
+        for source, steps in self._steps.items():
+            if source in self._passing:
+                continue
+            for step in steps:
+                if self._is_small_and_new(source, step):
+                    batches.setdefault((step.rule, self._devices[step.extent]), []).append((source, step))
+                else:
+                    self._room_for(step)
+                    self._make_step(step, self._made(source), 0)
+        for batch in batches.values():
+            for first in range(0, len(batch), _BATCH_STEPS):
+                self._make_together(batch[first : first + _BATCH_STEPS])
+        return super().finish()
+
+    def _is_small_and_new(self, source: int, step: _Step) -> bool:
+        """Whether a step makes all of a small extent that has no memory yet, on the device of its source."""
+        num_bytes, devices = self._table.extent_bytes[step.extent], self._devices
+        is_alone = step.end - step.start == num_bytes <= _SMALL_BYTES and self._memory[step.extent] is None
+        return is_alone and devices[source] == devices[step.extent]
+
+    def _make_together(self, batch: Sequence[tuple[int, _Step]]) -> None:
+        """Make small extents in a few calls for all of them."""
+        rule = batch[0][1].rule
+        sources = torch.cat([self._made(source) for source, _ in batch])
+        made = torch.empty(sources.numel() // rule.ratio, dtype=torch.uint8, device=sources.device)
+        follow(rule, sources, made)
+        pieces = scatter(made, [step.end - step.start for _, step in batch])
+        for (_, step), piece in zip(batch, pieces, strict=True):
+            self._memory[step.extent] = piece
+
+    def _room_for(self, step: _Step) -> None:
+        device = self._devices[step.extent]
+        if self._memory[step.extent] is None and device is not None:
+            self._memory[step.extent] = self._empty(step.extent, device)
+
+    def _make_step(self, step: _Step, source: torch.Tensor, source_at: int) -> None:
+        """Make what follows from bytes of a source that begin at `source_at` of it."""
+        ratio = step.rule.ratio
+        start = max(step.start, source_at // ratio)
+        end = min(step.end, (source_at + source.numel()) // ratio)
+        memory = self._memory[step.extent]
+        if start >= end or memory is None:
+            return
+        here, there = source[start * ratio - source_at : end * ratio - source_at], memory[start:end]
+        if here.device == there.device:
+            follow(step.rule, here, there)
+        else:
+            made = torch.empty(end - start, dtype=torch.uint8, device=here.device)
+            follow(step.rule, here, made)
+            there.copy_(made)
+
+
+def _steps(table: StateTable, chunk: Chunk, derivation: Derivation) -> Iterator[tuple[int, _Step]]:
+    for extent, source in enumerate(derivation.sources, chunk.first_extent):
+        start = chunk.offset if chunk.is_piece else 0
+        num_bytes = chunk.num_bytes if chunk.is_piece else table.extent_bytes[extent]
+        yield source, _Step(derivation.rule, extent, start, start + num_bytes)
