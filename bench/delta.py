@@ -1,7 +1,8 @@
 """How many bytes a day do derived tensors and delta chains leave of the checkpoints of a trained model?
 
 A small transformer is trained on the spot. Its state is saved after the warm-up and 1, 10 and 100 steps later: in full,
-without derived tensors, and as differences. Everything is loaded again and compared. Needs no GPU, no nvCOMP.
+without derived tensors, and as differences. A small mixture of experts, in whose optimizer many elements were never
+touched, is saved once: in full, and by plain codecs. Everything is loaded again and compared. Needs no GPU, no nvCOMP.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import tidegate
 from tidegate.delta import DeltaPolicy
 from tidegate.storage import MemoryStore
 
-from .networks import CONTEXT, DenseLM, Size
+from .networks import CONTEXT, DenseLM, MoELM, Size
 from .rig import arguments, print_table, say, write_results
-from .text import read_text
+from .text import read_text, read_words
 
 State = dict[str, list[dict[str, torch.Tensor]]]
 """By component, its tensors in a dict each, whose key says what it is to the optimizer."""
@@ -28,8 +29,11 @@ State = dict[str, list[dict[str, torch.Tensor]]]
 CODECS = ("zstd", "rans")
 INTERVALS = (1, 10, 100)
 MAX_CHAIN = 8
-TARGETS = {"full": 1.40, "delta_100": 1.50, "weights_delta_1": 4.5}
-"""Ratios on a trained dense state: without deltas, as a delta 100 steps old, and bf16 weights alone 1 step old."""
+TARGETS = {"full": 1.40, "delta_100": 1.50, "weights_delta_1": 4.5, "moe_gain": 1.10}
+"""Ratios on a trained dense state: without deltas, as a delta 100 steps old, and bf16 weights alone 1 step old; and on
+the experts' state the bytes of each plain codec over ours."""
+DENSE, MOE = Size(192, 3), Size(192, 3, num_words=1 << 14, num_experts=32, expert_width=64)
+DENSE_TINY, MOE_TINY = Size(64, 1), Size(64, 1, num_words=1 << 10, num_experts=8, expert_width=64)
 
 _DAY_S = 86_400
 
@@ -43,11 +47,11 @@ class SmallTraining:
 
     def __init__(self, size: Size) -> None:
         torch.manual_seed(0)
-        self._model = DenseLM(size)
+        self._model = MoELM(size) if size.num_experts else DenseLM(size)
         self._parameters = list(self._model.parameters())
         self._master = [p.detach().clone().requires_grad_() for p in self._parameters]
         self._optimizer = torch.optim.AdamW(self._master, lr=3e-4, betas=(0.9, 0.95))
-        self._text = read_text()
+        self._text = read_words(size.num_words) if size.num_experts else read_text()
         self.num_parameters = sum(p.numel() for p in self._parameters)
 
     def step(self) -> float:
@@ -94,7 +98,7 @@ class Saved:
 def train(size: Size, warm_up: int, intervals: Sequence[int], num_saves: Callable[[int], int]) -> dict[int, State]:
     """Train, and return the state after the warm-up and some times each interval later, by step."""
     training = SmallTraining(size)
-    wanted = {warm_up + interval * i for interval in intervals for i in range(num_saves(interval) + 1)}
+    wanted = {warm_up} | {warm_up + interval * i for interval in intervals for i in range(num_saves(interval) + 1)}
     states = {}
     say(f"{training.num_parameters / 1e6:.2f} M parameters, {max(wanted)} steps")
     for step in range(1, max(wanted) + 1):
@@ -171,12 +175,31 @@ def measure(states: Mapping[int, State], codec: str, intervals: Sequence[int]) -
     return found
 
 
+def measure_experts(state: State) -> dict[str, object]:
+    """Save a state with many exact zeros by plain codecs, and by ours."""
+    optimizer = [tensor for name in ("m", "v") for items in state[name] for tensor in items.values()]
+    num_zeros = sum(int((tensor == 0).sum()) for tensor in optimizer)
+    plain = {codec: save_all({1: state}, codec, derive=False, delta=None)[0] for codec in CODECS}
+    ours = {codec: save_all({1: state}, codec, derive=True, delta=None)[0] for codec in CODECS}
+    stored_bytes = min(saved.stored_bytes for saved in ours.values())
+    return {
+        "zeros_in_optimizer": num_zeros / sum(tensor.numel() for tensor in optimizer),
+        "plain": {codec: saved.ratio for codec, saved in plain.items()},
+        "full": {codec: saved.ratio for codec, saved in ours.items()},
+        "gain": {codec: saved.stored_bytes / stored_bytes for codec, saved in plain.items()},
+        "alone": {
+            name: {c: save_all({1: {name: items}}, c, derive=False, delta=None)[0].ratio for c in CODECS}
+            for name, items in state.items()
+        },
+    }
+
+
 def main() -> None:
     """Train, save in every way, and write the results."""
     args = arguments(__doc__).parse_args()
     torch.set_num_threads(1)  # it is a small model
-    size, warm_up, intervals = (Size(64, 1), 3, (1, 2)) if args.tiny else (Size(192, 3), 250, INTERVALS)
-    states = train(size, warm_up, intervals, lambda interval: 3 if interval < 100 else 1)
+    warm_up, intervals = (3, (1, 2)) if args.tiny else (250, INTERVALS)
+    states = train(DENSE_TINY if args.tiny else DENSE, warm_up, intervals, lambda interval: 3 if interval < 100 else 1)
     results: dict[str, object] = {"targets": TARGETS, "max_chain": MAX_CHAIN}
     rows = []
     for codec in CODECS:
@@ -186,6 +209,9 @@ def main() -> None:
         rows.append((codec, *(found[name] for name in names)))
         say(f"{codec}: every state came back bit for bit")
     print_table(("ratio", *names), rows)
+    (experts,) = train(MOE_TINY if args.tiny else MOE, warm_up, (), lambda _: 0).values()
+    results["moe"] = moe = measure_experts(experts)
+    say(f"experts, {moe['zeros_in_optimizer']:.2f} of the optimizer's elements are zero: {moe}")
     day = results[CODECS[0]]["bytes_a_day_at_a_step_a_second"]  # type: ignore[index]
     print_table(
         ("a save every", "raw GB/day", "full", "chains", "of full"),

@@ -94,6 +94,7 @@ def test_the_bench_of_deltas_runs(tmp_path: Path) -> None:
     for codec in ("zstd", "rans"):
         assert found[codec]["full"] > found[codec]["full_not_derived"]
         assert found[codec]["delta_1"] > found[codec]["full"]
+        assert found["moe"]["gain"][codec] > 1.05
 
 
 @pytest.mark.slow
