@@ -1,0 +1,195 @@
+// What is left of a chunk that is known from an earlier one, and its inverse: the kinds of storage/FORMAT.md.
+//
+// Compiled at run time by kernel_files.py: NVRTC, C++17, no headers, compute capability 7.0 and up. All addresses are
+// multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr u32 kThreads = 256;
+constexpr u32 kUnitsPerThread = 4;   // in flight; a unit is 16 bytes
+constexpr u32 kXor = 0, kDifference = 1, kSignedDifference = 2, kOnlyKeep = 3;   // what to do; by `kind`
+
+template <u32 kSize> struct Value { typedef u32 Type; };
+template <> struct Value<8> { typedef u64 Type; };
+
+// Numbers in the order of the values: a float's sign is flipped, and of a negative one all bits are.
+template <u32 kSize, class T> __device__ __forceinline__ T ordered(T bits) {
+  constexpr u32 kTop = 8 * kSize - 1;
+  const T negative = (T)0 - (bits >> kTop);
+  return bits ^ (negative | (T)1 << kTop);
+}
+
+template <u32 kSize, class T> __device__ __forceinline__ T in_bits(T number) {
+  constexpr u32 kTop = 8 * kSize - 1;
+  const T negative = (number >> kTop) - (T)1;
+  return number ^ (negative | (T)1 << kTop);
+}
+
+template <u32 kSize, class T> __device__ __forceinline__ T all_ones() {
+  return kSize == 8 ? ~(T)0 : (T)(((u64)1 << (8 * kSize % 64)) - 1);
+}
+
+// Of one value, in the low kSize bytes; so is what is returned.
+template <u32 kSize, bool kIsSigned, class T> __device__ __forceinline__ T take(T raw, T base) {
+  const T all = all_ones<kSize, T>();
+  T step = kIsSigned ? ordered<kSize>(raw) - ordered<kSize>(base) : raw - base;
+  step &= all;
+  const T sign = (T)0 - (step >> (8 * kSize - 1));
+  return (step << 1 ^ sign) & all;
+}
+
+template <u32 kSize, bool kIsSigned, class T> __device__ __forceinline__ T undo(T left, T base) {
+  const T all = all_ones<kSize, T>();
+  T step = left >> 1 ^ ((T)0 - (left & 1));
+  step += kIsSigned ? ordered<kSize>(base) & all : base;
+  step &= all;
+  return (kIsSigned ? in_bits<kSize>(step) : step) & all;
+}
+
+template <u32 kSize, bool kIsSigned, bool kUndo> __device__ __forceinline__ u64 of_eight(u64 a, u64 b) {
+  typedef typename Value<kSize>::Type T;
+  u64 made = 0;
+#pragma unroll
+  for (u32 i = 0; i < 8 / kSize; ++i) {
+    const T all = all_ones<kSize, T>();
+    const T x = (T)(a >> (8 * kSize * i)) & all, y = (T)(b >> (8 * kSize * i)) & all;
+    made |= (u64)(kUndo ? undo<kSize, kIsSigned>(x, y) : take<kSize, kIsSigned>(x, y)) << (8 * kSize * i);
+  }
+  return made;
+}
+
+template <u32 kSize, bool kUndo> __device__ __forceinline__ u64 made_of(u64 a, u64 b, u32 kind) {
+  if (kind == kXor) return a ^ b;
+  return kind == kSignedDifference ? of_eight<kSize, true, kUndo>(a, b) : of_eight<kSize, false, kUndo>(a, b);
+}
+
+// A sum of 8-byte words that no change of one of them leaves as it is; `i` is its number.
+__device__ __forceinline__ u64 mixed(u64 word, u64 i) {
+  word = (word ^ (i + 1) * 0x9E3779B97F4A7C15ull) * 0xD6E8FEB86659FD93ull;
+  return word ^ word >> 32;
+}
+
+struct Pair { u64 low, high; };
+
+__device__ __forceinline__ Pair load(const u8* from, u64 unit) {
+  const uint4 q = reinterpret_cast<const uint4*>(from)[unit];
+  return {(u64)q.y << 32 | q.x, (u64)q.w << 32 | q.z};
+}
+
+__device__ __forceinline__ void store(u8* to, u64 unit, Pair pair) {
+  reinterpret_cast<uint4*>(to)[unit] =
+      make_uint4((u32)pair.low, (u32)(pair.low >> 32), (u32)pair.high, (u32)(pair.high >> 32));
+}
+
+// The last, shorter unit, with zeros behind.
+__device__ __forceinline__ Pair load_some(const u8* from, u64 unit, u32 count) {
+  Pair pair = {0, 0};
+#pragma unroll
+  for (u32 i = 0; i < 16; ++i)
+    if (i < count) (i < 8 ? pair.low : pair.high) |= (u64)from[16 * unit + i] << (8 * (i % 8));
+  return pair;
+}
+
+__device__ __forceinline__ void store_some(u8* to, u64 unit, Pair pair, u32 count) {
+#pragma unroll
+  for (u32 i = 0; i < 16; ++i)
+    if (i < count) to[16 * unit + i] = (u8)((i < 8 ? pair.low : pair.high) >> (8 * (i % 8)));
+}
+
+__device__ __forceinline__ void add_to(u64* sum, u64 mine, u64* room) {
+  room[threadIdx.x] = mine;
+  __syncthreads();
+  for (u32 half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) atomicAdd(sum, room[0]);
+  __syncthreads();
+}
+
+// Reads chunk and base, writes what is left to `out`, which may be the chunk, and the chunk over the base. sums[0] grows
+// by the sum of the base as it was, sums[1] by that of the chunk. Where `keep` is 0 the base stays as it is and there
+// are no sums; kOnlyKeep neither reads the base nor writes `out`.
+template <u32 kSize>
+__device__ void take_residual(const u8* raw, u8* base, u8* out, u64 num_bytes, u32 kind, u32 keep, u64* sums) {
+  __shared__ u64 room[kThreads];
+  const u64 num_units = num_bytes / 16, first = (u64)blockIdx.x * (kThreads * kUnitsPerThread) + threadIdx.x;
+  const bool has_base = kind != kOnlyKeep;
+  u64 old_sum = 0, new_sum = 0;
+  Pair now[kUnitsPerThread], before[kUnitsPerThread];
+#pragma unroll
+  for (u32 k = 0; k < kUnitsPerThread; ++k) {
+    const u64 unit = first + k * kThreads;
+    if (unit < num_units) now[k] = load(raw, unit);
+    if (unit < num_units && has_base) before[k] = load(base, unit);
+  }
+#pragma unroll
+  for (u32 k = 0; k < kUnitsPerThread; ++k) {
+    const u64 unit = first + k * kThreads;
+    if (unit >= num_units) break;
+    if (keep) {
+      store(base, unit, now[k]);
+      new_sum += mixed(now[k].low, 2 * unit) + mixed(now[k].high, 2 * unit + 1);
+    }
+    if (has_base) {
+      store(out, unit, {made_of<kSize, false>(now[k].low, before[k].low, kind),
+                        made_of<kSize, false>(now[k].high, before[k].high, kind)});
+      old_sum += mixed(before[k].low, 2 * unit) + mixed(before[k].high, 2 * unit + 1);
+    }
+  }
+  const u32 rest = num_bytes % 16;
+  if (rest != 0 && blockIdx.x == 0 && threadIdx.x == 0) {
+    const Pair a = load_some(raw, num_units, rest);
+    const Pair b = has_base ? load_some(base, num_units, rest) : Pair{0, 0};
+    if (keep) store_some(base, num_units, a, rest);
+    if (has_base)
+      store_some(out, num_units, {made_of<kSize, false>(a.low, b.low, kind), made_of<kSize, false>(a.high, b.high, kind)},
+                 rest);
+    old_sum += mixed(b.low, 2 * num_units) + mixed(b.high, 2 * num_units + 1);
+    new_sum += mixed(a.low, 2 * num_units) + mixed(a.high, 2 * num_units + 1);
+  }
+  if (!keep) return;
+  if (has_base) add_to(sums, old_sum, room);
+  add_to(sums + 1, new_sum, room);
+}
+
+template <u32 kSize> __device__ void undo_residual(const u8* left, u8* chunk, u64 num_bytes, u32 kind) {
+  const u64 num_units = num_bytes / 16, first = (u64)blockIdx.x * (kThreads * kUnitsPerThread) + threadIdx.x;
+  Pair step[kUnitsPerThread], before[kUnitsPerThread];
+#pragma unroll
+  for (u32 k = 0; k < kUnitsPerThread; ++k) {
+    const u64 unit = first + k * kThreads;
+    if (unit < num_units) step[k] = load(left, unit);
+    if (unit < num_units) before[k] = load(chunk, unit);
+  }
+#pragma unroll
+  for (u32 k = 0; k < kUnitsPerThread; ++k) {
+    const u64 unit = first + k * kThreads;
+    if (unit < num_units)
+      store(chunk, unit, {made_of<kSize, true>(step[k].low, before[k].low, kind),
+                          made_of<kSize, true>(step[k].high, before[k].high, kind)});
+  }
+  const u32 rest = num_bytes % 16;
+  if (rest == 0 || blockIdx.x != 0 || threadIdx.x != 0) return;
+  const Pair a = load_some(left, num_units, rest), b = load_some(chunk, num_units, rest);
+  store_some(chunk, num_units, {made_of<kSize, true>(a.low, b.low, kind), made_of<kSize, true>(a.high, b.high, kind)},
+             rest);
+}
+
+#define DEFINE_KERNELS(SIZE)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(kThreads) take_residual_##SIZE(                                    \
+      const u8* raw, u8* base, u8* out, u64 num_bytes, u32 kind, u32 keep, u64* sums) {                           \
+    take_residual<SIZE>(raw, base, out, num_bytes, kind, keep, sums);                                             \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) undo_residual_##SIZE(                                    \
+      const u8* left, u8* chunk, u64 num_bytes, u32 kind) {                                                       \
+    undo_residual<SIZE>(left, chunk, num_bytes, kind);                                                            \
+  }
+
+DEFINE_KERNELS(1)
+DEFINE_KERNELS(2)
+DEFINE_KERNELS(4)
+DEFINE_KERNELS(8)
