@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tidegate.codec.base import PLANES_CODEC
@@ -39,7 +41,7 @@ def test_streams_lie_apart(name: str, word: WordType, num_values: int) -> None:
         spans += [(place, place + part.num_bytes) for place in (part.place, part.coded) if place]
         assert room.reports <= part.report < room.reports + 32 * len(STREAMS)
     assert spans == sorted(spans)
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in itertools.pairwise(spans):
         assert start % BUFFER_ALIGNMENT_BYTES == 0
         assert start >= -(-end // 16) * 16, "the kernels read and write whole 16 bytes"
     assert room.end >= spans[-1][1]

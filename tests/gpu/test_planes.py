@@ -188,8 +188,7 @@ def _stored_streams(chunk: NDArray[np.uint8]) -> tuple[FrameHeader, NDArray[np.u
     parts = []
     for stream, of_stream in zip((signs, exponents, mantissas), stream_words(word), strict=True):
         parts.append(ENTRY.pack(0, 1, of_stream, 0, 0, stream.size))
-    for stream in (signs, exponents, mantissas):
-        parts.append(stream.tobytes() + bytes(padded(stream.size) - stream.size))
+    parts += [stream.tobytes() + bytes(padded(stream.size) - stream.size) for stream in (signs, exponents, mantissas)]
     body = np.frombuffer(b"".join(parts), dtype=np.uint8)
     good = on_cpu(chunk, word, "raw")
     return dataclasses.replace(unpack_header(good), codec=PLANES_CODEC, body_bytes=body.size), body.copy()
