@@ -1,0 +1,102 @@
+"""How fast are planes and residuals on this GPU, beside rans alone? Part `deltas` of check_codecs."""
+
+from __future__ import annotations
+
+import torch
+
+from tidegate.codec.device import DeviceEncoder
+from tidegate.codec.device_report import digest_words
+from tidegate.codec.kernels import Kernels
+from tidegate.codec.planes_plan import PlanesRoom
+from tidegate.codec.words import WordType
+from tidegate.residual import ONLY_KEEP, device_kind, residual_word
+
+from .timing import CHUNK_BYTES, NUM_CHUNKS, make_chunks, report, timed
+
+_STEP = 3e-6
+"""What values change by: small beside them, as from one save to the next."""
+
+_VALUES_PER_BLOCK = 4096
+
+
+def measure_deltas(kernels: Kernels, stream: torch.cuda.Stream, device: torch.device) -> None:
+    """Print the kernels alone, then a chunk's whole way: digest, residual, encoding. Inside `Kernels.on(stream)`."""
+    kernels.load_planes()
+    kernels.load_residual()
+    for word, dtype in ((WordType.BF16, torch.bfloat16), (WordType.F32, torch.float32)):
+        bases = make_chunks(word, device)
+        raws = [_changed(base, dtype) for base in bases]
+        _measure_fields(kernels, stream, word, raws)
+        _measure_residuals(kernels, stream, word, raws, bases)
+        del bases, raws
+
+
+def _changed(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    values = base.view(dtype).float()
+    return (values + _STEP * torch.randn_like(values)).to(dtype).view(torch.uint8)
+
+
+def _measure_fields(kernels: Kernels, stream: torch.cuda.Stream, word: WordType, raws: list[torch.Tensor]) -> None:
+    end = PlanesRoom.at(0, "planes", word, CHUNK_BYTES).end
+    room = torch.empty(end, dtype=torch.uint8, device=raws[0].device)
+    out = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=raws[0].device)
+    wrong = torch.zeros(1, dtype=torch.int64, device=raws[0].device)
+    places = [part.place for part in PlanesRoom.at(room.data_ptr(), "planes", word, CHUNK_BYTES).streams]
+    grid = CHUNK_BYTES // word.itemsize // _VALUES_PER_BLOCK
+
+    def split(i: int) -> None:
+        kernels.launch(f"split_fields_{int(word)}", grid, raws[i].data_ptr(), CHUNK_BYTES, *places)
+
+    def join(i: int) -> None:
+        kernels.launch(f"join_fields_{int(word)}", grid, *places, out.data_ptr(), CHUNK_BYTES, wrong.data_ptr())
+
+    report(f"copy_ (ceiling) {word.name}", CHUNK_BYTES, timed(stream, lambda i: out.copy_(raws[i])))
+    report(f"split_fields {word.name}", CHUNK_BYTES, timed(stream, split))
+    report(f"join_fields {word.name}", CHUNK_BYTES, timed(stream, join))
+    split(0)
+    join(0)
+    assert bool((out == raws[0]).all())
+    assert not int(wrong)
+
+
+def _measure_residuals(
+    kernels: Kernels, stream: torch.cuda.Stream, word: WordType, raws: list[torch.Tensor], bases: list[torch.Tensor]
+) -> None:
+    device = raws[0].device
+    lefts = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device) for _ in range(NUM_CHUNKS)]
+    words = torch.zeros(2 + digest_words(CHUNK_BYTES), dtype=torch.int64, device=device)
+    difference = device_kind("difference", word)
+
+    def take(i: int, number: int, sums: int = 0) -> None:
+        addresses = (raws[i].data_ptr(), bases[i].data_ptr(), lefts[i].data_ptr())
+        kernels.take_residual(number, word, *addresses, CHUNK_BYTES, sums=sums)
+
+    for name, number in (("xor", device_kind("xor", word)), ("difference", difference)):
+        report(f"{name} {word.name}", CHUNK_BYTES, timed(stream, lambda i, number=number: take(i, number)))
+    for i in range(NUM_CHUNKS):
+        take(i, difference)
+    encoder = DeviceEncoder(["rans", "planes", "planes:mantissa=rans"], CHUNK_BYTES, device, stream)
+
+    def encode(octets: torch.Tensor, of_word: WordType, codec: str) -> float:
+        ticket = encoder.start(octets, of_word, codec)
+        header, _ = ticket.finish()
+        ticket.release()
+        return octets.numel() / header.body_bytes
+
+    def whole(i: int) -> float:
+        take(i, difference, words.data_ptr())
+        kernels.piece_digests(raws[i].data_ptr(), CHUNK_BYTES, words.data_ptr() + 16)
+        return encode(lefts[i], residual_word("difference", word), "planes:mantissa=rans")
+
+    for codec in ("rans", "planes"):
+        ratio = round(encode(raws[0], word, codec), 4)
+        spans = timed(stream, lambda i, codec=codec: encode(raws[i], word, codec))
+        report(f"chunk by {codec} {word.name}", CHUNK_BYTES, spans, ratio=ratio)
+    left = residual_word("difference", word)
+    ratio = round(encode(lefts[0], left, "planes:mantissa=rans"), 4)
+    spans = timed(stream, lambda i: encode(lefts[i], left, "planes:mantissa=rans"))
+    report(f"residual by planes:mantissa=rans {word.name}", CHUNK_BYTES, spans, ratio=ratio)
+    report(f"keep {word.name}", CHUNK_BYTES, timed(stream, lambda i: take(i, ONLY_KEEP, words.data_ptr())))
+    # After a first turn a chunk is its own base, and nothing is left: what is timed reads and writes as much.
+    report(f"residual kept {word.name}", CHUNK_BYTES, timed(stream, lambda i: take(i, difference, words.data_ptr())))
+    report(f"whole way of nothing left {word.name}", CHUNK_BYTES, timed(stream, whole))
