@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from tidegate.codec.device import DeviceEncoder
+from tidegate.codec.device import DeviceEncoder, Ticket
 from tidegate.codec.device_report import digest_words
 from tidegate.codec.kernels import Kernels
-from tidegate.codec.planes_plan import PlanesRoom
+from tidegate.codec.planes_plan import VALUES_PER_BLOCK, PlanesRoom
 from tidegate.codec.words import WordType
 from tidegate.residual import ONLY_KEEP, device_kind, residual_word
 
-from .timing import CHUNK_BYTES, NUM_CHUNKS, make_chunks, report, timed
+from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, timed
 
 _STEP = 3e-6
 """What values change by: small beside them, as from one save to the next."""
 
-_VALUES_PER_BLOCK = 4096
+_BY_RANS = "planes:mantissa=rans"
 
 
 def measure_deltas(kernels: Kernels, stream: torch.cuda.Stream, device: torch.device) -> None:
@@ -42,7 +44,7 @@ def _measure_fields(kernels: Kernels, stream: torch.cuda.Stream, word: WordType,
     out = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=raws[0].device)
     wrong = torch.zeros(1, dtype=torch.int64, device=raws[0].device)
     places = [part.place for part in PlanesRoom.at(room.data_ptr(), "planes", word, CHUNK_BYTES).streams]
-    grid = CHUNK_BYTES // word.itemsize // _VALUES_PER_BLOCK
+    grid = CHUNK_BYTES // word.itemsize // VALUES_PER_BLOCK
 
     def split(i: int) -> None:
         kernels.launch(f"split_fields_{int(word)}", grid, raws[i].data_ptr(), CHUNK_BYTES, *places)
@@ -75,28 +77,45 @@ def _measure_residuals(
         report(f"{name} {word.name}", CHUNK_BYTES, timed(stream, lambda i, number=number: take(i, number)))
     for i in range(NUM_CHUNKS):
         take(i, difference)
-    encoder = DeviceEncoder(["rans", "planes", "planes:mantissa=rans"], CHUNK_BYTES, device, stream)
+    report(f"keep {word.name}", CHUNK_BYTES, timed(stream, lambda i: take(i, ONLY_KEEP, words.data_ptr())))
+    encoder = DeviceEncoder(["rans", "planes", _BY_RANS], CHUNK_BYTES, device, stream)
+    left = residual_word("difference", word)
+    for codec in ("rans", "planes"):
+        _encodes(f"chunk by {codec} {word.name}", stream, lambda i, codec=codec: encoder.start(raws[i], word, codec))
+    _encodes(f"residual by {_BY_RANS} {word.name}", stream, lambda i: encoder.start(lefts[i], left, _BY_RANS))
 
-    def encode(octets: torch.Tensor, of_word: WordType, codec: str) -> float:
-        ticket = encoder.start(octets, of_word, codec)
-        header, _ = ticket.finish()
-        ticket.release()
-        return octets.numel() / header.body_bytes
-
-    def whole(i: int) -> float:
+    def whole(i: int) -> Ticket:
         take(i, difference, words.data_ptr())
         kernels.piece_digests(raws[i].data_ptr(), CHUNK_BYTES, words.data_ptr() + 16)
-        return encode(lefts[i], residual_word("difference", word), "planes:mantissa=rans")
+        return encoder.start(lefts[i], left, _BY_RANS)
 
-    for codec in ("rans", "planes"):
-        ratio = round(encode(raws[0], word, codec), 4)
-        spans = timed(stream, lambda i, codec=codec: encode(raws[i], word, codec))
-        report(f"chunk by {codec} {word.name}", CHUNK_BYTES, spans, ratio=ratio)
-    left = residual_word("difference", word)
-    ratio = round(encode(lefts[0], left, "planes:mantissa=rans"), 4)
-    spans = timed(stream, lambda i: encode(lefts[i], left, "planes:mantissa=rans"))
-    report(f"residual by planes:mantissa=rans {word.name}", CHUNK_BYTES, spans, ratio=ratio)
-    report(f"keep {word.name}", CHUNK_BYTES, timed(stream, lambda i: take(i, ONLY_KEEP, words.data_ptr())))
-    # After a first turn a chunk is its own base, and nothing is left: what is timed reads and writes as much.
-    report(f"residual kept {word.name}", CHUNK_BYTES, timed(stream, lambda i: take(i, difference, words.data_ptr())))
-    report(f"whole way of nothing left {word.name}", CHUNK_BYTES, timed(stream, whole))
+    olds = [base.clone() for base in make_chunks(word, device)]  # `keep` has put the chunks in their place
+
+    def restore(i: int) -> None:
+        bases[i].copy_(olds[i])
+
+    _encodes(f"residual, kept, digest, encoding {word.name}", stream, whole, restore)
+
+
+def _encodes(
+    name: str,
+    stream: torch.cuda.Stream,
+    start: Callable[[int], Ticket],
+    before: Callable[[int], object] = lambda i: None,
+) -> None:
+    """Print GPU time from the first kernel that `start` queues to the encoder's report."""
+    spans, stored = [], 0
+    for i in range(NUM_CHUNKS + 2):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before(i % NUM_CHUNKS)
+        hold_up(stream)
+        begin.record(stream)
+        ticket = start(i % NUM_CHUNKS)
+        end.record(stream)
+        header, _ = ticket.finish()
+        ticket.release()
+        stream.synchronize()
+        if i >= 2:
+            spans.append(begin.elapsed_time(end) / 1e3)
+            stored += header.body_bytes
+    report(name, CHUNK_BYTES, spans, ratio=f"{NUM_CHUNKS * CHUNK_BYTES / stored:.4f}")
