@@ -101,6 +101,7 @@ class PendingChunk:
         words, index = self.slot.host_words, self.chunk.index
         if self.kind is not None:
             if int(words[0]) != self.base_sum:
+                self.kept.distrust()
                 raise CorruptionError(
                     f"the copy of chunk {index} that was kept on {self.slot.octets.device} for differences has been "
                     "written to by something else; save again, and look for code that writes out of bounds"

@@ -52,6 +52,10 @@ class DeviceKept:
         if chunk in self._copies:
             self._owners[chunk] = (attempt, summed)
 
+    def distrust(self) -> None:
+        """Take none of the copies for anything any more; their memory stays for new ones."""
+        self._owners.clear()
+
     def drop(self, chunk: int) -> None:
         """Free a copy; nothing may use it any more."""
         self._owners.pop(chunk, None)

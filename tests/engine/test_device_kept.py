@@ -64,6 +64,17 @@ def test_a_copy_of_another_length_is_replaced() -> None:
     assert not kept.has("a", 0)
 
 
+def test_where_one_copy_was_written_to_none_is_trusted() -> None:
+    kept = DeviceKept(1000, CPU)
+    for chunk in (0, 1):
+        assert kept.take(chunk, 100) is not None
+        kept.give("a", chunk, chunk)
+    kept.distrust()
+    assert not kept.has("a", 0)
+    assert not kept.has("a", 1)
+    assert kept.held_bytes == 200, "there is room for the next ones"
+
+
 def test_the_smallest_is_taken_where_it_is_worth_it() -> None:
     assert smallest({None: 1000, "xor": 900, "difference": 800}) == "difference"
     assert smallest({None: 1000, "xor": 700, "difference": 800}) == "xor"
