@@ -12,58 +12,82 @@ constexpr u32 kThreads = 256;
 constexpr u32 kUnitsPerThread = 4;   // in flight; a unit is 16 bytes
 constexpr u32 kXor = 0, kDifference = 1, kSignedDifference = 2, kOnlyKeep = 3;   // what to do; by `kind`
 
-template <u32 kSize> struct Value { typedef u32 Type; };
-template <> struct Value<8> { typedef u64 Type; };
+// Values side by side in a register, kSize bytes each: what one of them does leaves the others as they are.
+template <u32 kSize> struct Row {
+  typedef u32 Type;
+  static constexpr u32 kBits = 8 * kSize;
+  static constexpr u32 kLowest = kSize == 1 ? 0x01010101u : kSize == 2 ? 0x00010001u : 1;   // bit of each value
+};
+template <> struct Row<8> {
+  typedef u64 Type;
+  static constexpr u32 kBits = 64;
+  static constexpr u64 kLowest = 1;
+};
+template <u32 kSize> using Values = typename Row<kSize>::Type;
+
+template <u32 kSize> __device__ __forceinline__ Values<kSize> highest() {
+  return Row<kSize>::kLowest << (Row<kSize>::kBits - 1);
+}
+
+// All bits of the values whose lowest bit is set in `flags`, which has no others.
+template <u32 kSize> __device__ __forceinline__ Values<kSize> spread(Values<kSize> flags) {
+  if constexpr (kSize >= 4) return 0 - flags;
+  else return (flags << Row<kSize>::kBits) - flags;
+}
+
+template <u32 kSize> __device__ __forceinline__ Values<kSize> top_bits(Values<kSize> x) {
+  return x >> (Row<kSize>::kBits - 1) & Row<kSize>::kLowest;
+}
+
+template <u32 kSize> __device__ __forceinline__ Values<kSize> add(Values<kSize> x, Values<kSize> y) {
+  const Values<kSize> high = highest<kSize>();
+  if constexpr (kSize >= 4) return x + y;
+  else return ((x & ~high) + (y & ~high)) ^ ((x ^ y) & high);
+}
+
+template <u32 kSize> __device__ __forceinline__ Values<kSize> subtract(Values<kSize> x, Values<kSize> y) {
+  const Values<kSize> high = highest<kSize>();
+  if constexpr (kSize >= 4) return x - y;
+  else return ((x | high) - (y & ~high)) ^ ((x ^ ~y) & high);
+}
 
 // Numbers in the order of the values: a float's sign is flipped, and of a negative one all bits are.
-template <u32 kSize, class T> __device__ __forceinline__ T ordered(T bits) {
-  constexpr u32 kTop = 8 * kSize - 1;
-  const T negative = (T)0 - (bits >> kTop);
-  return bits ^ (negative | (T)1 << kTop);
+template <u32 kSize> __device__ __forceinline__ Values<kSize> ordered(Values<kSize> bits) {
+  return bits ^ (spread<kSize>(top_bits<kSize>(bits)) | highest<kSize>());
 }
 
-template <u32 kSize, class T> __device__ __forceinline__ T in_bits(T number) {
-  constexpr u32 kTop = 8 * kSize - 1;
-  const T negative = (number >> kTop) - (T)1;
-  return number ^ (negative | (T)1 << kTop);
+template <u32 kSize> __device__ __forceinline__ Values<kSize> in_bits(Values<kSize> numbers) {
+  return numbers ^ (spread<kSize>(top_bits<kSize>(~numbers)) | highest<kSize>());
 }
 
-template <u32 kSize, class T> __device__ __forceinline__ T all_ones() {
-  return kSize == 8 ? ~(T)0 : (T)(((u64)1 << (8 * kSize % 64)) - 1);
+template <u32 kSize, bool kIsSigned>
+__device__ __forceinline__ Values<kSize> take(Values<kSize> raw, Values<kSize> base) {
+  const Values<kSize> step =
+      kIsSigned ? subtract<kSize>(ordered<kSize>(raw), ordered<kSize>(base)) : subtract<kSize>(raw, base);
+  return (step << 1 & ~(Values<kSize>)Row<kSize>::kLowest) ^ spread<kSize>(top_bits<kSize>(step));
 }
 
-// Of one value, in the low kSize bytes; so is what is returned.
-template <u32 kSize, bool kIsSigned, class T> __device__ __forceinline__ T take(T raw, T base) {
-  const T all = all_ones<kSize, T>();
-  T step = kIsSigned ? ordered<kSize>(raw) - ordered<kSize>(base) : raw - base;
-  step &= all;
-  const T sign = (T)0 - (step >> (8 * kSize - 1));
-  return (step << 1 ^ sign) & all;
+template <u32 kSize, bool kIsSigned>
+__device__ __forceinline__ Values<kSize> undo(Values<kSize> left, Values<kSize> base) {
+  const Values<kSize> step = (left >> 1 & ~highest<kSize>()) ^ spread<kSize>(left & Row<kSize>::kLowest);
+  if constexpr (kIsSigned) return in_bits<kSize>(add<kSize>(step, ordered<kSize>(base)));
+  else return add<kSize>(step, base);
 }
 
-template <u32 kSize, bool kIsSigned, class T> __device__ __forceinline__ T undo(T left, T base) {
-  const T all = all_ones<kSize, T>();
-  T step = left >> 1 ^ ((T)0 - (left & 1));
-  step += kIsSigned ? ordered<kSize>(base) & all : base;
-  step &= all;
-  return (kIsSigned ? in_bits<kSize>(step) : step) & all;
+template <u32 kSize, bool kIsSigned, bool kUndo>
+__device__ __forceinline__ Values<kSize> of_row(Values<kSize> x, Values<kSize> y) {
+  return kUndo ? undo<kSize, kIsSigned>(x, y) : take<kSize, kIsSigned>(x, y);
 }
 
-template <u32 kSize, bool kIsSigned, bool kUndo> __device__ __forceinline__ u64 of_eight(u64 a, u64 b) {
-  typedef typename Value<kSize>::Type T;
-  u64 made = 0;
-#pragma unroll
-  for (u32 i = 0; i < 8 / kSize; ++i) {
-    const T all = all_ones<kSize, T>();
-    const T x = (T)(a >> (8 * kSize * i)) & all, y = (T)(b >> (8 * kSize * i)) & all;
-    made |= (u64)(kUndo ? undo<kSize, kIsSigned>(x, y) : take<kSize, kIsSigned>(x, y)) << (8 * kSize * i);
-  }
-  return made;
+template <u32 kSize, bool kIsSigned, bool kUndo> __device__ __forceinline__ u64 of_eight(u64 x, u64 y) {
+  if constexpr (kSize == 8) return of_row<8, kIsSigned, kUndo>(x, y);
+  else return (u64)of_row<kSize, kIsSigned, kUndo>((u32)(x >> 32), (u32)(y >> 32)) << 32 |
+              of_row<kSize, kIsSigned, kUndo>((u32)x, (u32)y);
 }
 
-template <u32 kSize, bool kUndo> __device__ __forceinline__ u64 made_of(u64 a, u64 b, u32 kind) {
-  if (kind == kXor) return a ^ b;
-  return kind == kSignedDifference ? of_eight<kSize, true, kUndo>(a, b) : of_eight<kSize, false, kUndo>(a, b);
+template <u32 kSize, bool kUndo> __device__ __forceinline__ u64 made_of(u64 x, u64 y, u32 kind) {
+  if (kind == kXor) return x ^ y;
+  return kind == kSignedDifference ? of_eight<kSize, true, kUndo>(x, y) : of_eight<kSize, false, kUndo>(x, y);
 }
 
 // A sum of 8-byte words that no change of one of them leaves as it is; `i` is its number.
