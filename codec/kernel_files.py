@@ -48,6 +48,7 @@ PARAMETERS = {
     },
     "residual": {
         **{f"take_residual_{size}": "QQQQIIQ" for size in (1, 2, 4, 8)},
+        **{f"take_and_digest_{size}": "QQQQIQQQ" for size in (1, 2, 4, 8)},
         **{f"undo_residual_{size}": "QQQI" for size in (1, 2, 4, 8)},
     },
 }
@@ -61,6 +62,8 @@ LATER_FILES: Mapping[str, tuple[str, ...]] = {
 """Compiled only where these are used; rans takes longer than all others together."""
 
 COMMON_FILES = {
+    "digest": ("digest_pieces",),
+    "residual": ("digest_pieces",),
     "rans_look": ("rans_units", "rans_chunk"),
     "rans_encode": ("rans_units", "rans_chunk"),
     "rans_decode": ("rans_units",),

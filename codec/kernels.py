@@ -272,6 +272,27 @@ class Kernels:
             name = f"take_residual_{word.itemsize}"
             self._launch(name, _residual_grid(num_bytes), raw, base, out, num_bytes, kind, sums != 0, sums)
 
+    def take_and_digest(
+        self, kind: int, word: WordType, raw: int, base: int, out: int, num_bytes: int, *, sums: int, words: int
+    ) -> None:
+        """Make what is left of a chunk, keep the chunk, and hash it, from one reading. After `load_residual`.
+
+        Args:
+            kind: As there, but for that which only keeps.
+            word: Word type of the chunk.
+            raw: The chunk.
+            base: The chunk before, which the chunk takes the place of.
+            out: For what is left; neither of them.
+            num_bytes: Bytes of each.
+            sums: uint64[2] in device memory, zeros: the sums of base and chunk.
+            words: As for `piece_digests`.
+        """
+        num_pieces = -(-num_bytes // PIECE_BYTES)
+        if num_pieces:
+            name = f"take_and_digest_{word.itemsize}"
+            digests = words + TAIL_WORDS * 8
+            self._launch(name, num_pieces, raw, base, out, num_bytes, kind, sums, digests, words)
+
     def undo_residual(self, kind: int, word: WordType, residual: int, chunk: int, num_bytes: int) -> None:
         """Make a chunk of the chunk before and what is left, in place. After `load_residual`; kinds as there."""
         if num_bytes:

@@ -1,14 +1,8 @@
 // What is left of a chunk that is known from an earlier one, and its inverse: the kinds of storage/FORMAT.md.
 //
-// Compiled at run time by kernel_files.py: NVRTC, C++17, no headers, compute capability 7.0 and up. All addresses are
-// multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes.
+// digest_pieces.cu comes first. All addresses are multiples of 16. No kernel reads or writes past the sizes that it is
+// given, in bytes.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-constexpr u32 kThreads = 256;
 constexpr u32 kUnitsPerThread = 4;   // in flight; a unit is 16 bytes
 constexpr u32 kXor = 0, kDifference = 1, kSignedDifference = 2, kOnlyKeep = 3;   // what to do; by `kind`
 
@@ -180,6 +174,62 @@ __device__ void take_residual(const u8* raw, u8* base, u8* out, u64 num_bytes, u
   add_to(sums + 1, new_sum, room);
 }
 
+// What is done to a piece while it is hashed.
+template <u32 kSize> struct ResidualBeside {
+  u8 *base, *out;   // of the piece
+  u64 first_word;   // the number of its first 8 bytes in the chunk
+  u32 kind;
+  u64 old_sum, new_sum;
+  uint4 before[kUnitsPerStep];
+
+  __device__ __forceinline__ void load(u32 i, u32 at) { before[i] = *reinterpret_cast<const uint4*>(base + at); }
+
+  __device__ __forceinline__ Pair put(Pair now, Pair old, u64 word) {
+    old_sum += mixed(old.low, word) + mixed(old.high, word + 1);
+    new_sum += mixed(now.low, word) + mixed(now.high, word + 1);
+    return {made_of<kSize, false>(now.low, old.low, kind), made_of<kSize, false>(now.high, old.high, kind)};
+  }
+
+  __device__ __forceinline__ void use(u32 i, u32 at, uint4 q) {
+    const uint4 b = before[i];
+    const Pair left = put({(u64)q.y << 32 | q.x, (u64)q.w << 32 | q.z}, {(u64)b.y << 32 | b.x, (u64)b.w << 32 | b.z},
+                          first_word + at / 8);
+    *reinterpret_cast<uint4*>(base + at) = q;
+    store(out + at, 0, left);
+  }
+
+  __device__ __forceinline__ void use_some(const u8* piece, u32 at, u32 count) {
+    const Pair now = load_some(piece + at, 0, count), old = load_some(base + at, 0, count);
+    const Pair left = put(now, old, first_word + at / 8);
+    store_some(base + at, 0, now, count);
+    store_some(out + at, 0, left, count);
+  }
+};
+
+// As take_residual with sums, and the digests of the chunk's pieces as piece_digests gives them, from one reading of it.
+// A thread block a piece; `out` is neither chunk nor base.
+template <u32 kSize>
+__device__ void take_and_digest(const u8* raw, u8* base, u8* out, u64 num_bytes, u32 kind, u64* sums, u64* digests,
+                                u8* tail) {
+  __shared__ u64 round_sums[kMaxRounds][kLanes];
+  __shared__ u64 room[kThreads];
+  const u64 start = (u64)blockIdx.x * kPieceBytes;
+  const u8* piece = raw + start;
+  const u32 size = (u32)smaller(kPieceBytes, num_bytes - start);
+  const bool is_short = size <= kShortBytes;
+  ResidualBeside<kSize> beside{base + start, out + start, start / 8, kind, 0, 0, {}};
+  if (!is_short) sum_piece(piece, size, round_sums, beside);
+  // The last stripe is no part of a round, and a short piece has none.
+  const u32 rest = is_short ? 0 : (size - 1) / kStripeBytes * kStripeBytes, at = rest + 16 * threadIdx.x;
+  if (at < size) beside.use_some(piece, at, size - at < 16 ? size - at : 16);
+  if (is_short && threadIdx.x < size) tail[threadIdx.x] = piece[threadIdx.x];
+  add_to(sums, beside.old_sum, room);   // has barriers
+  add_to(sums + 1, beside.new_sum, room);
+  if (is_short || threadIdx.x >= kLanes) return;
+  const u64 hash = finish_piece(piece, size, round_sums);
+  if (threadIdx.x == 0) digests[blockIdx.x] = hash;
+}
+
 template <u32 kSize> __device__ void undo_residual(const u8* left, u8* chunk, u64 num_bytes, u32 kind) {
   const u64 num_units = num_bytes / 16, first = (u64)blockIdx.x * (kThreads * kUnitsPerThread) + threadIdx.x;
   Pair step[kUnitsPerThread], before[kUnitsPerThread];
@@ -207,6 +257,10 @@ template <u32 kSize> __device__ void undo_residual(const u8* left, u8* chunk, u6
   extern "C" __global__ void __launch_bounds__(kThreads) take_residual_##SIZE(                                    \
       const u8* raw, u8* base, u8* out, u64 num_bytes, u32 kind, u32 keep, u64* sums) {                           \
     take_residual<SIZE>(raw, base, out, num_bytes, kind, keep, sums);                                             \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads) take_and_digest_##SIZE(                                  \
+      const u8* raw, u8* base, u8* out, u64 num_bytes, u32 kind, u64* sums, u64* digests, u8* tail) {             \
+    take_and_digest<SIZE>(raw, base, out, num_bytes, kind, sums, digests, tail);                                  \
   }                                                                                                               \
   extern "C" __global__ void __launch_bounds__(kThreads) undo_residual_##SIZE(                                    \
       const u8* left, u8* chunk, u64 num_bytes, u32 kind) {                                                       \

@@ -1,8 +1,8 @@
 """Residuals of chunks of CUDA tensors, made on their device, on the lane that encodes them.
 
 One kernel reads a chunk and its base, writes what is left, and puts the chunk in the place of the base: the copy for
-the next save costs no pass of its own. Sums that the kernel takes on the way, and the digest of the chunk, come to the
-host with the encoder's report. Nothing waits for the device, but to try the kinds of residual on one chunk of a group.
+the next save costs no pass of its own. Sums and the digest of the chunk, which it takes on the way, come to the host
+with the encoder's report. Nothing waits for the device, but to try the kinds of residual on one chunk of a group.
 """
 
 from __future__ import annotations
@@ -173,15 +173,17 @@ class DeviceDeltas:
             return coded, None
         copy, base_sum = taken
         kind = self._choose(key, chunk, coded, copy, slot, encoder, stream) if has_base else None
-        number = ONLY_KEEP if kind is None else device_kind(kind, chunk.word)
-        raw, kernels, handle = coded.octets.data_ptr(), self._kernels, stream.cuda_stream
+        raw, num_bytes, kernels, handle = coded.octets.data_ptr(), chunk.num_bytes, self._kernels, stream.cuda_stream
+        addresses = (raw, copy.data_ptr(), slot.octets.data_ptr())
         with kernels.on(handle):
             kernels.driver.fill(slot.sums_at, 0, _SUMS_BYTES, handle)
-            kernels.take_residual(
-                number, chunk.word, raw, copy.data_ptr(), slot.octets.data_ptr(), chunk.num_bytes, sums=slot.sums_at
-            )
-            if kind is not None:
-                kernels.piece_digests(raw, chunk.num_bytes, slot.digest_at)
+            if kind is None:
+                kernels.take_residual(ONLY_KEEP, chunk.word, *addresses, num_bytes, sums=slot.sums_at)
+            else:
+                number = device_kind(kind, chunk.word)
+                kernels.take_and_digest(
+                    number, chunk.word, *addresses, num_bytes, sums=slot.sums_at, words=slot.digest_at
+                )
             kernels.driver.copy_to_host(slot.host_at, slot.sums_at, slot.num_bytes, handle)
         pending = PendingChunk(self.kept, delta, chunk, slot, kind, base_sum)
         if kind is None:

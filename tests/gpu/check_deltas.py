@@ -77,6 +77,13 @@ def _measure_residuals(
         report(f"{name} {word.name}", CHUNK_BYTES, timed(stream, lambda i, number=number: take(i, number)))
     for i in range(NUM_CHUNKS):
         take(i, difference)
+
+    def hashed(i: int) -> None:
+        addresses = (raws[i].data_ptr(), bases[i].data_ptr(), lefts[i].data_ptr())
+        at = words.data_ptr()
+        kernels.take_and_digest(difference, word, *addresses, CHUNK_BYTES, sums=at, words=at + 16)
+
+    report(f"difference, kept, hashed {word.name}", CHUNK_BYTES, timed(stream, hashed))
     report(f"keep {word.name}", CHUNK_BYTES, timed(stream, lambda i: take(i, ONLY_KEEP, words.data_ptr())))
     encoder = DeviceEncoder(["rans", "planes", _BY_RANS], CHUNK_BYTES, device, stream)
     left = residual_word("difference", word)
@@ -85,8 +92,7 @@ def _measure_residuals(
     _encodes(f"residual by {_BY_RANS} {word.name}", stream, lambda i: encoder.start(lefts[i], left, _BY_RANS))
 
     def whole(i: int) -> Ticket:
-        take(i, difference, words.data_ptr())
-        kernels.piece_digests(raws[i].data_ptr(), CHUNK_BYTES, words.data_ptr() + 16)
+        hashed(i)
         return encoder.start(lefts[i], left, _BY_RANS)
 
     olds = [base.clone() for base in make_chunks(word, device)]  # `keep` has put the chunks in their place
@@ -94,7 +100,7 @@ def _measure_residuals(
     def restore(i: int) -> None:
         bases[i].copy_(olds[i])
 
-    _encodes(f"residual, kept, digest, encoding {word.name}", stream, whole, restore)
+    _encodes(f"difference, kept, hashed, encoded {word.name}", stream, whole, restore)
 
 
 def _encodes(

@@ -9,6 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tidegate.codec.device_report import digest_words, read_digest
+from tidegate.codec.digest import digest
 from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.kernels import Kernels, kernels_of
 from tidegate.codec.words import WordType
@@ -20,6 +22,7 @@ from .frames import on_device
 pytestmark = pytest.mark.gpu
 
 WORDS = pytest.mark.parametrize("word", list(WordType), ids=lambda word: word.name)
+PAIRS = [pair for content in CONTENTS for pair in ((content, content), (content, "normal"), ("specials", content))]
 NUM_VALUES = (1, 2, 3, 7, 8, 9, 1000, 1001, 4096, 16_383, 70_001)
 
 
@@ -59,7 +62,7 @@ def take(
 def test_the_bytes_are_the_cpus(
     kernels: Kernels, stream: torch.cuda.Stream, device: torch.device, kind: Kind, word: WordType
 ) -> None:
-    for (new, old), num_values in itertools.product(itertools.product(CONTENTS, repeat=2), NUM_VALUES):
+    for (new, old), num_values in itertools.product(PAIRS, NUM_VALUES):
         num_bytes = num_values * word.itemsize
         raw, before = make_chunk(new, word, num_bytes, 1), make_chunk(old, word, num_bytes, 2)
         expected = np.empty_like(raw)
@@ -77,6 +80,34 @@ def test_the_bytes_are_the_cpus(
         assert rebuilt.cpu().numpy().tobytes() == raw.tobytes()
         _, kept = take(kernels, stream, ONLY_KEEP, word, on_device(before, device), rebuilt)
         assert kept == [0, sums[0]], "the sum of a base is that with which it was kept"
+
+
+@WORDS
+def test_a_chunk_is_hashed_on_the_way(
+    kernels: Kernels, stream: torch.cuda.Stream, device: torch.device, word: WordType
+) -> None:
+    for num_bytes in (8, 16, 40, 240, 248, 1032, 65_528, 65_536, 65_544, 65_776, 65_784, 1_000_008):
+        raw, before = (make_chunk("normal", word, num_bytes, seed) for seed in (1, 2))
+        for kind in KINDS:
+            expected = np.empty_like(raw)
+            take_residual(kind, word, raw, before, expected)
+            chunk, base, out = on_device(raw, device), on_device(before, device), poisoned(num_bytes, device)
+            room = torch.zeros(2 + digest_words(num_bytes), dtype=torch.int64, device=device)
+            torch.cuda.synchronize(device)
+            with kernels.on(stream):
+                addresses = (chunk.data_ptr(), base.data_ptr(), out.data_ptr())
+                kernels.take_and_digest(
+                    device_kind(kind, word), word, *addresses, num_bytes,
+                    sums=room.data_ptr(), words=room.data_ptr() + 16,
+                )  # fmt: skip
+            torch.cuda.synchronize(device)
+            words = room.cpu().numpy().view(np.uint64)
+            assert read_digest(words[2:], num_bytes) == digest(raw)
+            assert out.cpu().numpy().tobytes() == expected.tobytes() + b"\xa5" * 64
+            assert base.cpu().numpy().tobytes() == chunk.cpu().numpy().tobytes() == raw.tobytes()
+            other = on_device(before, device)
+            _, sums = take(kernels, stream, device_kind(kind, word), word, chunk, other)
+            assert sums == room[:2].tolist()
 
 
 @WORDS
