@@ -241,8 +241,11 @@ class DeviceDeltas:
 
 
 def residual_codec_name(codec: str) -> str:
-    """Return the codec for residuals where chunks have `codec`; see delta_save.residual_codec."""
-    return RESIDUALS_BY_RANS if codec == "rans" else codec
+    """Return the codec for residuals where chunks have `codec`; see delta_save.residual_codec.
+
+    Where `auto` stores chunks as they are, for the store is fast, differences are wanted all the same: they are coded.
+    """
+    return RESIDUALS_BY_RANS if codec in ("rans", "raw") else codec
 
 
 def smallest(sizes: Mapping[Kind | None, int]) -> Kind | None:

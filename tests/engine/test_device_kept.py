@@ -85,6 +85,7 @@ def test_the_smallest_is_taken_where_it_is_worth_it() -> None:
 
 def test_residuals_of_rans_have_their_mantissas_coded_too() -> None:
     assert residual_codec_name("rans") == "planes:mantissa=rans"
+    assert residual_codec_name("raw") == "planes:mantissa=rans", "where the encoder has it: beside rans"
     assert residual_codec_name("zstd") == "zstd"
     assert with_residual_codecs(("rans", "raw")) == ("rans", "raw", "planes:mantissa=rans")
     assert with_residual_codecs(("zstd",)) == ("zstd",)

@@ -82,6 +82,7 @@ def test_every_step_of_a_chain_loads(codec: str, snapshot: str) -> None:
 def test_auto_may_choose_what_it_likes() -> None:
     store = MemoryStore()
     save_steps(store, [0, 1, 2, 3], DeltaPolicy(max_chain=2))
+    assert [len(bases) for bases in bases_of(store).values()] == [0, 1, 2, 0]
     assert_all_load(store, [0, 1, 2, 3])
 
 
@@ -198,6 +199,13 @@ def test_a_copy_that_was_written_to_is_found() -> None:
         engine.save_async(state_at(3), step=3)
         engine.wait()
     assert_all_load(store, [0, 1, 3])
+
+
+def test_raw_stays_raw() -> None:
+    store = MemoryStore()
+    reports = save_steps(store, [0, 1], DeltaPolicy(), codec="raw", derive=False)
+    assert reports[1].base_step is None
+    assert_all_load(store, [0, 1])
 
 
 def test_a_new_engine_goes_on() -> None:
