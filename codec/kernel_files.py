@@ -43,6 +43,8 @@ PARAMETERS = {
     "fields": {
         **{f"split_fields_{word}": "QQQQQ" for word in WordType},
         **{f"join_fields_{word}": "QQQQQQ" for word in WordType},
+    },
+    "streams": {
         "append_streams": "QQQQQQQQQQQQQII",
         "check_ends": "QQQQQ",
     },
@@ -56,7 +58,7 @@ PARAMETERS = {
 
 LATER_FILES: Mapping[str, tuple[str, ...]] = {
     "rans": ("rans_look", "rans_encode", "rans_decode"),
-    "planes": ("fields",),
+    "planes": ("fields", "streams"),
     "residual": ("residual",),
 }
 """Compiled only where these are used; rans takes longer than all others together."""
@@ -64,6 +66,7 @@ LATER_FILES: Mapping[str, tuple[str, ...]] = {
 COMMON_FILES = {
     "digest": ("digest_pieces",),
     "residual": ("digest_pieces",),
+    "fields": ("fields_units",),
     "rans_look": ("rans_units", "rans_chunk"),
     "rans_encode": ("rans_units", "rans_chunk"),
     "rans_decode": ("rans_units",),

@@ -1,4 +1,4 @@
-"""The planes codec on a CUDA device: the kernels of fields.cu and those of rans, from the host."""
+"""The planes codec on a CUDA device: the kernels of fields.cu and streams.cu, and those of rans, from the host."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ VALUES_PER_BLOCK = 4096
 """Values of a thread block of the kernels that split and join; as in fields.cu."""
 
 TILE_BYTES = 16384
-"""Bytes of a body that a thread block puts together; as in fields.cu."""
+"""Bytes of a body that a thread block puts together; as in streams.cu."""
 
 _REPORT_BYTES = STATE_WORDS * WORD_BYTES
 

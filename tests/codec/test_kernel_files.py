@@ -66,8 +66,8 @@ def test_the_grid_is_cut_as_the_kernels_cut() -> None:
         assert f"constexpr u32 kUnitsPerThread = {kernels._UNITS_PER_THREAD};" in source_of(file)
     assert planes_plan.VALUES_PER_BLOCK == 8 * THREADS * 2
     assert "constexpr u32 kUnitsPerThread = 2; " in source_of("fields")
-    assert f"constexpr u32 kTileBytes = {planes_plan.TILE_BYTES};" in source_of("fields")
-    assert f"kStartBytes = {planes_body.START_BYTES};" in source_of("fields")
+    assert f"constexpr u32 kTileBytes = {planes_plan.TILE_BYTES};" in source_of("streams")
+    assert f"kStartBytes = {planes_body.START_BYTES};" in source_of("streams")
 
 
 def test_the_rans_kernels_cut_as_the_format_says() -> None:
