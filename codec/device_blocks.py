@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import FRAME_ALIGNMENT_BYTES, RANS_CODEC, RAW_CODEC
+from .base import FRAME_ALIGNMENT_BYTES, PLANES_CODEC, RANS_CODEC, RAW_CODEC
 from .blocked import MIN_BLOCK_BYTES
 from .device_plan import (
     BUFFER_ALIGNMENT_BYTES,
@@ -26,6 +26,7 @@ from .errors import CodecError, UnknownCodecError
 from .kernels import Kernels
 from .nvcomp import BatchedCodec, NvcompBatch, load_nvcomp
 from .nvcomp_codecs import NVCOMP_CODECS, nvcomp_codec
+from .planes_plan import PLANES_ON_GPU, planes_encoder_memory
 from .rans_plan import rans_encoder_memory
 from .words import WordType
 
@@ -33,6 +34,7 @@ DEVICE_CODEC_NUMBERS = {
     "raw": RAW_CODEC,
     **{name: codec.number for name, codec in NVCOMP_CODECS.items()},
     "rans": RANS_CODEC,
+    **dict.fromkeys(PLANES_ON_GPU, PLANES_CODEC),
 }
 """The codecs that can run on a GPU, with their numbers in the frame header."""
 
@@ -220,6 +222,8 @@ def memory_of(
             raise UnknownCodecError(f"the GPU has no codec {codec!r}; it has {', '.join(DEVICE_CODEC_NUMBERS)}")
         if codec == "rans":
             memories.append(rans_encoder_memory(chunk_bytes))
+        elif codec in PLANES_ON_GPU:
+            memories.append(planes_encoder_memory(codec, chunk_bytes))
         elif codec != "raw":
             memories.append(_memory_of_one(codec, chunk_bytes, _block_bytes(codec, block_bytes), device))
     return merged(memories)

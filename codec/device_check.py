@@ -12,7 +12,7 @@ from .errors import CorruptionError
 from .kernels import indexed, kernels_of
 
 PADDING_WORD = 0
-"""Of a decode's report: how many bytes between its body's blocks are not zero."""
+"""Of a decode's report: how many bytes between its body's blocks, or fields of values, are not zero and must be."""
 
 
 class _Report:
@@ -111,7 +111,7 @@ class Check:
                 f"{words[FAILED_WORD]} blocks of the frame did not decode to their length; load an earlier checkpoint"
             )
         if words[PADDING_WORD]:
-            raise CorruptionError("the padding behind a block is not zero; load an earlier checkpoint")
+            raise CorruptionError("the padding behind a block, or of a field, is not zero; load an earlier checkpoint")
         _check_digest("chunk", header.raw_bytes, read_digest(words[STATE_WORDS:], header.raw_bytes), header.raw_digest)
 
 

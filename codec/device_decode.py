@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .base import RANS_CODEC, RAW_CODEC, FrameHeader
+from .base import PLANES_CODEC, RANS_CODEC, RAW_CODEC, FrameHeader
 from .blocked import (
     BLOCK_ALIGNMENT_BYTES,
     MIN_BLOCK_BYTES,
@@ -25,6 +25,8 @@ from .device_report import FAILED_WORD, STATE_WORDS, WORD_BYTES, report_words
 from .errors import CodecError
 from .kernels import indexed, kernels_of
 from .nvcomp import STATUS_BYTES, NvcompBatch, decoder_of
+from .planes_body import START_BYTES
+from .planes_device import decode_fields
 from .rans_device import decode_rans
 from .rans_format import start_bound_bytes
 from .words import WordType
@@ -39,6 +41,8 @@ def prefix_bytes(header: FrameHeader) -> int:
         return 0
     if header.codec == RANS_CODEC:
         return min(header.body_bytes, start_bound_bytes(header.raw_bytes))
+    if header.codec == PLANES_CODEC:
+        return min(header.body_bytes, START_BYTES)  # where the rest begins is only known from these
     num_blocks = count_blocks(header.raw_bytes, num_planes_of(header), MIN_BLOCK_BYTES)
     return min(header.body_bytes, blocks_start(num_blocks))
 
@@ -52,6 +56,8 @@ def undecodable_reason(header: FrameHeader, device: torch.device) -> str | None:
         kernels = kernels_of(indexed(device))
         if header.codec == RANS_CODEC:
             kernels.load_rans()
+        elif header.codec == PLANES_CODEC:
+            kernels.load_planes()
         elif header.codec != RAW_CODEC:
             decoder_of(header)
     except CodecError as exc:
@@ -62,8 +68,9 @@ def undecodable_reason(header: FrameHeader, device: torch.device) -> str | None:
 class DeviceDecoder:
     """Decodes frames of at most `chunk_bytes` raw bytes on one CUDA device. Used by one thread at a time.
 
-    Holds one buffer of chunk_bytes for the planes, taken at the first frame that needs it, and nvCOMP's scratch, which
-    grows to what was needed most; beyond these a call takes a few bytes a block from PyTorch's allocator.
+    Holds one buffer of chunk_bytes for the planes, taken at the first frame that needs it (half of that more for codec
+    planes), and nvCOMP's scratch, which grows to what was needed most; beyond these a call takes a few bytes a block
+    from PyTorch's allocator.
 
     Args:
         chunk_bytes: The most raw bytes of a frame.
@@ -96,7 +103,8 @@ class DeviceDecoder:
         *,
         body_verified: bool = False,
     ) -> Check:
-        """Enqueue the decoding of a frame. Waits for the device only to check the body's digest.
+        """Enqueue the decoding of a frame. Waits for the device only to check the body's digest, and of codec planes to
+        see the starts of the streams, where `body_prefix` lacks them.
 
         Args:
             header: The frame's header, its raw_bytes checked against what the caller expects.
@@ -111,7 +119,9 @@ class DeviceDecoder:
             The check to wait for before `out` is used. It keeps `body` and `out` alive.
 
         Raises:
-            CorruptionError: If the block table, the start of a rans body, or the body's digest, does not hold.
+            CorruptionError: If the block table, the start of a body of rans or planes, or the body's digest, does not
+                hold.
+            UnknownCodecError: If a stream of planes is of a codec of another build.
             CodecUnavailableError: If nvCOMP is missing, or of another version than the one that wrote the frame.
             CodecError: If a tensor is not as described.
         """
@@ -141,6 +151,8 @@ class DeviceDecoder:
         target = out if out.data_ptr() % ADDRESS_ALIGNMENT_BYTES == 0 else torch.empty_like(out)
         if header.codec == RANS_CODEC:
             decode_rans(self._kernels, header, start, body, target, report.data_ptr())
+        elif header.codec == PLANES_CODEC:
+            decode_fields(self._kernels, header, start, body, target, report.data_ptr(), self._plane_room)
         else:
             self._decode_blocks(header, start, body, target, report)
         if target is not out:
@@ -250,8 +262,11 @@ class DeviceDecoder:
             raise CodecError(f"the frame has {header.raw_bytes} raw bytes; this decoder takes {self._chunk_bytes}")
 
     def _plane_buffer(self) -> torch.Tensor:
-        if self._planes is None:
-            num_bytes = self._chunk_bytes + WordType.F64.itemsize * BUFFER_ALIGNMENT_BYTES
+        return self._plane_room(self._chunk_bytes + WordType.F64.itemsize * BUFFER_ALIGNMENT_BYTES)
+
+    def _plane_room(self, num_bytes: int) -> torch.Tensor:
+        if self._planes is None or self._planes.numel() < num_bytes:
+            self._planes = None  # first let go: both at once may not fit
             self._planes = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         return self._planes
 

@@ -2,8 +2,8 @@
 
 The work of a chunk: digest of the chunk; split into planes; which blocks are constant; nvCOMP on the candidates; table
 and offsets; gather; digest of the body; report to the host. (For rans, the kernels of rans_device.py stand between the
-digests.) All of it is enqueued at once; the host only reads the report. Planes, nvCOMP's slots and scratch are shared
-by all slots and codecs, since one stream runs chunk after chunk.
+digests; for planes, those of planes_device.py and of rans.) All of it is enqueued at once; the host only reads the
+report. Planes, nvCOMP's slots and scratch are shared by all slots and codecs, since one stream runs chunk after chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .base import RANS_CODEC, RAW_CODEC, ZSTD_CODEC
+from .base import PLANES_CODEC, RANS_CODEC, RAW_CODEC, ZSTD_CODEC
 from .device_blocks import (
     ADDRESS_ALIGNMENT_BYTES,
     DEVICE_CODEC_NUMBERS,
@@ -26,6 +26,8 @@ from .device_ticket import Slot, Ticket
 from .errors import CodecError
 from .kernels import indexed, kernels_of
 from .nvcomp import load_nvcomp
+from .planes_device import PlanesEncoder
+from .planes_plan import PLANES_ON_GPU
 from .rans_device import RansEncoder
 from .words import WordType
 
@@ -102,13 +104,17 @@ class DeviceEncoder:
             frames = [arena.take(memory.frame) for _ in range(num_slots)]
             self._slots = [Slot(frame, arena, memory, chunk_bytes, stream) for frame in frames]
             buffers = SharedBuffers.take(arena, memory)
-            self._makers: dict[str, BlockEncoder | RansEncoder] = {
+            self._makers: dict[str, BlockEncoder | RansEncoder | PlanesEncoder] = {
                 codec: BlockEncoder(codec, chunk_bytes, block_bytes, self._kernels, buffers)
                 for codec in self.codecs
-                if codec not in ("raw", "rans")
+                if codec not in ("raw", "rans", *PLANES_ON_GPU)
             }
-            if "rans" in self.codecs:
-                self._makers["rans"] = RansEncoder(chunk_bytes, self._kernels, buffers.slots, buffers.temp)
+            planes = [codec for codec in self.codecs if codec in PLANES_ON_GPU]
+            if planes or "rans" in self.codecs:
+                rans = RansEncoder(chunk_bytes, self._kernels, buffers.slots, buffers.temp)
+                self._makers["rans"] = rans
+                for codec in planes:
+                    self._makers[codec] = PlanesEncoder(codec, self._kernels, buffers.planes, rans)
         self._header_fields = {codec: _header_fields(codec) for codec in self.codecs}
 
     @property
@@ -185,4 +191,4 @@ class DeviceEncoder:
 def _header_fields(codec: str) -> tuple[int, int]:
     """Return a codec's number and its parameter in the frame header."""
     number = DEVICE_CODEC_NUMBERS[codec]
-    return number, 0 if number in (RAW_CODEC, ZSTD_CODEC, RANS_CODEC) else load_nvcomp().version[0]
+    return number, 0 if number in (RAW_CODEC, ZSTD_CODEC, RANS_CODEC, PLANES_CODEC) else load_nvcomp().version[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import torch
 from .cuda_driver import Kernel
 from .errors import CodecUnavailableError
 from .extras import install_hint
+from .words import WordType
 
 THREADS = 256
 APPEND_THREADS = 1024
@@ -38,13 +40,33 @@ PARAMETERS = {
         "gather_streams": "QQQIIIIIQQIQQQQQI",
     },
     "rans_decode": {f"decode_segments_{size}": "QQQIIQQQQQ" for size in (1, 2, 4, 8)},
+    "fields": {
+        **{f"split_fields_{word}": "QQQQQ" for word in WordType},
+        **{f"join_fields_{word}": "QQQQQQ" for word in WordType},
+    },
+    "streams": {
+        "append_streams": "QQQQQQQQQQQQQII",
+        "check_ends": "QQQQQ",
+    },
+    "residual": {
+        **{f"take_residual_{size}": "QQQQIIQ" for size in (1, 2, 4, 8)},
+        **{f"take_and_digest_{size}": "QQQQIQQQ" for size in (1, 2, 4, 8)},
+        **{f"undo_residual_{size}": "QQQI" for size in (1, 2, 4, 8)},
+    },
 }
 """The kernels of each file, with their parameters as `Kernel` wants them."""
 
-RANS_FILES = ("rans_look", "rans_encode", "rans_decode")
-"""Compiled only where the rans codec is used: they take longer than all others together."""
+LATER_FILES: Mapping[str, tuple[str, ...]] = {
+    "rans": ("rans_look", "rans_encode", "rans_decode"),
+    "planes": ("fields", "streams"),
+    "residual": ("residual",),
+}
+"""Compiled only where these are used; rans takes longer than all others together."""
 
 COMMON_FILES = {
+    "digest": ("digest_pieces",),
+    "residual": ("digest_pieces",),
+    "fields": ("fields_units",),
     "rans_look": ("rans_units", "rans_chunk"),
     "rans_encode": ("rans_units", "rans_chunk", "rans_code"),
     "rans_decode": ("rans_units", "rans_join"),
@@ -54,24 +76,26 @@ COMMON_FILES = {
 _OPTIONS = ("--std=c++17",)
 
 
-def load_kernels(device: torch.device, *, rans: bool = False) -> dict[str, Kernel]:
+def load_kernels(device: torch.device, use: str | None = None) -> dict[str, Kernel]:
     """Compile kernels and load them on a device with an index.
 
     The first time on a machine takes about a second, those of rans some seconds more; CuPy keeps what it compiled.
 
     Args:
         device: A CUDA device with an index.
-        rans: Load those of RANS_FILES, else all others.
+        use: Load those of one use of LATER_FILES; None: all that are in none.
 
     Raises:
         CodecUnavailableError: If CuPy is not installed, or cannot compile for this device.
     """
     cupy = _import_cupy()
+    later = {file for files in LATER_FILES.values() for file in files}
+    wanted = set(LATER_FILES[use]) if use is not None else PARAMETERS.keys() - later
     with torch.cuda.device(device), cupy.cuda.Device(device.index):
         return {
             name: kernel
             for file, functions in PARAMETERS.items()
-            if (file in RANS_FILES) == rans
+            if file in wanted
             for name, kernel in _load_file(cupy, file, functions, device).items()
         }
 

@@ -13,6 +13,7 @@ from .device_plan import Batch, BlockLayout
 from .device_report import TAIL_WORDS
 from .digest import PIECE_BYTES
 from .kernel_files import THREADS, load_kernels
+from .words import WordType
 
 _UNITS_PER_THREAD = 4
 _TILE_BYTES = 16384
@@ -43,7 +44,7 @@ class Kernels:
         self.driver = cuda_driver()
         self._device = device
         self._kernels = load_kernels(device)
-        self._has_rans = False
+        self._loaded: set[str] = set()
         self._context = self.driver.primary_context(device.index)
         self._here = _Here()
 
@@ -61,12 +62,19 @@ class Kernels:
         Raises:
             CodecUnavailableError: If CuPy cannot compile them for this device.
         """
-        if not self._has_rans:
-            self._kernels |= load_kernels(self._device, rans=True)
-            self._has_rans = True
+        self._load("rans")
+
+    def load_planes(self) -> None:
+        """Load the kernels of the planes codec and of rans, likewise. Raises as `load_rans`."""
+        self._load("rans")
+        self._load("planes")
+
+    def load_residual(self) -> None:
+        """Load the kernels of residuals, likewise: about a second. Raises as `load_rans`."""
+        self._load("residual")
 
     def launch(self, name: str, grid: int, *arguments: int) -> None:
-        """Enqueue a kernel that has no method here: those of rans, after `load_rans`.
+        """Enqueue a kernel that has no method here: those of rans and planes, once they are loaded.
 
         Args:
             name: Its name in its .cu file.
@@ -245,6 +253,57 @@ class Kernels:
         with self.on(stream):
             self._launch("compare_pieces", num_items * parts, items, parts, flags)
 
+    def take_residual(
+        self, kind: int, word: WordType, raw: int, base: int, out: int, num_bytes: int, *, sums: int = 0
+    ) -> None:
+        """Make what is left of a chunk. After `load_residual`.
+
+        Args:
+            kind: What to do, a number of residual.cu.
+            word: Word type of the chunk.
+            raw: The chunk.
+            base: The chunk before.
+            out: For what is left; it may be `raw`, or `base` where there are no `sums`.
+            num_bytes: Bytes of each.
+            sums: uint64[2] in device memory, zeros: take the sums of base and chunk, and write the chunk over the base;
+                0: leave the base as it is.
+        """
+        if num_bytes:
+            name = f"take_residual_{word.itemsize}"
+            self._launch(name, _residual_grid(num_bytes), raw, base, out, num_bytes, kind, sums != 0, sums)
+
+    def take_and_digest(
+        self, kind: int, word: WordType, raw: int, base: int, out: int, num_bytes: int, *, sums: int, words: int
+    ) -> None:
+        """Make what is left of a chunk, keep the chunk, and hash it, from one reading. After `load_residual`.
+
+        Args:
+            kind: As there, but for that which only keeps.
+            word: Word type of the chunk.
+            raw: The chunk.
+            base: The chunk before, which the chunk takes the place of.
+            out: For what is left; neither of them.
+            num_bytes: Bytes of each.
+            sums: uint64[2] in device memory, zeros: the sums of base and chunk.
+            words: As for `piece_digests`.
+        """
+        num_pieces = -(-num_bytes // PIECE_BYTES)
+        if num_pieces:
+            name = f"take_and_digest_{word.itemsize}"
+            digests = words + TAIL_WORDS * 8
+            self._launch(name, num_pieces, raw, base, out, num_bytes, kind, sums, digests, words)
+
+    def undo_residual(self, kind: int, word: WordType, residual: int, chunk: int, num_bytes: int) -> None:
+        """Make a chunk of the chunk before and what is left, in place. After `load_residual`; kinds as there."""
+        if num_bytes:
+            name = f"undo_residual_{word.itemsize}"
+            self._launch(name, _residual_grid(num_bytes), residual, chunk, num_bytes, kind)
+
+    def _load(self, use: str) -> None:
+        if use not in self._loaded:
+            self._kernels |= load_kernels(self._device, use)
+            self._loaded.add(use)
+
     def _launch(self, name: str, grid: int, *arguments: int) -> None:
         self.driver.launch(self._kernels[name], grid, self._here.stream, *arguments)
 
@@ -296,6 +355,10 @@ def kernels_of(device: torch.device) -> Kernels:
 def indexed(device: torch.device) -> torch.device:
     """Return the device with its index: "cuda" is the current one."""
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _residual_grid(num_bytes: int) -> int:
+    return -(-num_bytes // (16 * THREADS * _UNITS_PER_THREAD))
 
 
 def _plane_grid(raw_bytes: int, num_planes: int) -> int:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .base import CODEC_VERSIONS, PLANES_CODEC, RAW_CODEC, Codec, FrameHeader
-from .errors import CorruptionError, TruncatedError, UnknownCodecError
-from .planes_fields import FIELDS, join_fields, split_fields
+from .errors import CorruptionError, UnknownCodecError
+from .planes_body import ENTRY, START_BYTES, STREAMS, padded, read_entries, stream_sizes, stream_words
+from .planes_fields import join_fields, split_fields
 from .words import WordType
 
-STREAMS = ("sign", "exponent", "mantissa")
 DEFAULT_ROUTES: Mapping[str, str] = {"sign": "rans", "exponent": "rans", "mantissa": "raw"}
 ROUTES = ("raw", "zstd", "deflate", "rans")
 """What a stream may go to: codecs that decode on every machine."""
-
-_ENTRY = struct.Struct("<BBBBIQ")
-_ALIGNMENT_BYTES = 16
-_START_BYTES = _ENTRY.size * len(STREAMS)
 
 _Octets = NDArray[np.uint8]
 
@@ -52,22 +47,22 @@ class PlanesCodec:
 
     def encode_body(self, raw: _Octets, word: WordType, out: _Octets) -> int | None:
         """Write a body, or return None where it would be as long as the chunk or longer."""
-        if raw.size <= _START_BYTES:
+        if raw.size <= START_BYTES:
             return None
         streams = _rooms(word, raw.size)
         split_fields(_aligned(raw, word), word, streams)
         room = np.empty(max(stream.size for stream in streams), dtype=np.uint8)
-        end = _START_BYTES
+        end = START_BYTES
         for i, (route, stream) in enumerate(zip(self._routes, streams, strict=True)):
             codec = self._codec_of(route)
-            stream_word = _words(word)[i]
+            stream_word = stream_words(word)[i]
             coded_bytes = codec.encode_body(stream, stream_word, room[: stream.size]) if stream.size else None
             number, version = (RAW_CODEC, 1) if coded_bytes is None else (codec.number, codec.version)
             stored = stream if coded_bytes is None else room[:coded_bytes]
-            padded_end = end + _padded(stored.size)
+            padded_end = end + padded(stored.size)
             if padded_end >= raw.size:
                 return None
-            _ENTRY.pack_into(out.data, i * _ENTRY.size, number, version, stream_word, 0, 0, stored.size)
+            ENTRY.pack_into(out.data, i * ENTRY.size, number, version, stream_word, 0, 0, stored.size)
             out[end : end + stored.size] = stored
             out[end + stored.size : padded_end] = 0
             end = padded_end
@@ -76,15 +71,16 @@ class PlanesCodec:
     def decode_body(self, header: FrameHeader, body: _Octets, out: _Octets) -> None:
         """Check all entries and the padding, then decode."""
         streams = _rooms(header.word, header.raw_bytes)
-        entries = _entries(header, body, [stream.size for stream in streams])
-        at = _START_BYTES
-        for (inner, codec_version), stream in zip(entries, streams, strict=True):
-            stored = body[at : at + inner.body_bytes]
+        stored = read_entries(header, body)
+        for part, name in zip(stored, STREAMS, strict=True):
+            if body[part.end : padded(part.end)].any():
+                raise CorruptionError(f"the padding behind the {name} stream is not zero")
+        for part, stream in zip(stored, streams, strict=True):
+            inner, own = part.inner, body[part.start : part.end]
             if inner.codec == RAW_CODEC:
-                np.copyto(stream, stored)
+                np.copyto(stream, own)
             else:
-                self._codec_numbered(inner.codec, codec_version).decode_body(inner, stored, stream)
-            at += _padded(inner.body_bytes)
+                self._codec_numbered(inner.codec, inner.codec_version).decode_body(inner, own, stream)
         chunk = _aligned(out, header.word)
         if not join_fields(streams, header.word, chunk):
             raise CorruptionError("a field of a value has more bits than it can have, which no writer makes")
@@ -110,44 +106,9 @@ def parse_routes(name: str) -> dict[str, str]:
     return routes
 
 
-def _words(word: WordType) -> tuple[WordType, WordType, WordType]:
-    return WordType.U8, WordType.U16 if FIELDS[word].exponent_bytes == 2 else WordType.U8, WordType.U8
-
-
 def _rooms(word: WordType, raw_bytes: int) -> tuple[_Octets, _Octets, _Octets]:
-    sizes = FIELDS[word].stream_bytes(raw_bytes // word.itemsize)
-    signs, exponents, mantissas = (np.empty(size, dtype=np.uint8) for size in sizes)
+    signs, exponents, mantissas = (np.empty(size, dtype=np.uint8) for size in stream_sizes(word, raw_bytes))
     return signs, exponents, mantissas
-
-
-def _entries(header: FrameHeader, body: _Octets, sizes: list[int]) -> list[tuple[FrameHeader, int]]:
-    """Read and check the start of a body: a header for each stream's own body."""
-    if body.size < _START_BYTES:
-        raise TruncatedError(f"the body ends after {body.size} bytes, inside its {_START_BYTES}-byte start")
-    found, end = [], _START_BYTES
-    for i, raw_bytes in enumerate(sizes):
-        codec, version, word, zero, parameter, stored_bytes = _ENTRY.unpack_from(body.data, i * _ENTRY.size)
-        is_raw = codec == RAW_CODEC
-        if zero or parameter or word != _words(header.word)[i]:
-            raise CorruptionError(f"the {STREAMS[i]} stream has bits set where this version has others")
-        if (stored_bytes != raw_bytes) if is_raw else (stored_bytes >= raw_bytes):
-            raise CorruptionError(
-                f"the {STREAMS[i]} stream has {stored_bytes} stored bytes for {raw_bytes}, which no writer makes"
-            )
-        if codec == PLANES_CODEC or CODEC_VERSIONS.get(codec) != version:
-            raise UnknownCodecError(f"the {STREAMS[i]} stream is of codec {codec} version {version}; upgrade tidegate")
-        padded_end = end + _padded(stored_bytes)
-        if body[end + stored_bytes : padded_end].any():
-            raise CorruptionError(f"the padding behind the {STREAMS[i]} stream is not zero")
-        found.append((FrameHeader(codec, version, WordType(word), raw_bytes, stored_bytes, 0, 0), version))
-        end = padded_end
-    if end != header.body_bytes:
-        raise CorruptionError(f"the streams fill {end} bytes and the header promises {header.body_bytes}")
-    return found
-
-
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def _aligned(octets: _Octets, word: WordType) -> _Octets:

@@ -76,7 +76,7 @@ class AutoCodec:
             return self.candidates[0]
         if self._save.job is not job:
             self._save = _Save(job)
-        save, group = self._save, _group(job.table, chunk)
+        save, group = self._save, group_of(job.table, chunk)
         if self._chooser.needs_trial(group, again=not save.has_tried):
             save.has_tried = True
             self._chooser.learn(group, self._try_all(group, chunk, raw, encoder, stream))
@@ -105,7 +105,7 @@ class AutoCodec:
         if self._choice is None or self._choice.plan is not job.plan or not self._choice.figures.is_like(figures):
             devices = job.table.extent_devices
             chunks = [chunk for chunk in job.chunk_order if devices[chunk.first_extent] == self._device]
-            codecs = self._chooser.choose([(_group(job.table, chunk), chunk.num_bytes) for chunk in chunks])
+            codecs = self._chooser.choose([(group_of(job.table, chunk), chunk.num_bytes) for chunk in chunks])
             by_chunk = {chunk.index: codec for chunk, codec in zip(chunks, codecs, strict=True)}
             self._choice = _Choice(job.plan, figures, by_chunk)
         return self._choice.codecs
@@ -136,6 +136,7 @@ class AutoCodec:
         return found
 
 
-def _group(table: StateTable, chunk: Chunk) -> Group:
+def group_of(table: StateTable, chunk: Chunk) -> Group:
+    """Return the group of a chunk."""
     extent = chunk.first_extent
     return str(table.extent_devices[extent]), chunk.word.name.lower(), table.extent_roles[extent]

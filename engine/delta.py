@@ -29,16 +29,22 @@ class DeltaPolicy:
             are read, up to the full one.
         keep_bytes: The most host memory for a copy of the last checkpoint; what has no room is read again from the
             store. None: a quarter of the host budget, which becomes smaller by that.
+        keep_device_bytes: The most memory of each GPU for a copy of its chunks, which are then encoded there. What has
+            no room is encoded on the CPU. None: a quarter of what the device budget, or without one the device,
+            has left when the encoder is made.
     """
 
     max_chain: int = 8
     keep_bytes: int | None = None
+    keep_device_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.max_chain) is not int or not 1 <= self.max_chain <= MAX_CHAIN:
             raise ConfigError(f"max_chain is {self.max_chain!r}; give a whole number from 1 to {MAX_CHAIN}")
-        if self.keep_bytes is not None and (type(self.keep_bytes) is not int or self.keep_bytes < 0):
-            raise ConfigError(f"keep_bytes is {self.keep_bytes!r}; give a whole number of bytes, or None")
+        for name in ("keep_bytes", "keep_device_bytes"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 0):
+                raise ConfigError(f"{name} is {value!r}; give a whole number of bytes, or None")
 
 
 @dataclass(frozen=True, slots=True)

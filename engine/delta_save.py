@@ -29,8 +29,8 @@ from .residual import KINDS, Kind, residual_word, take_residual
 _NUM_SAMPLES = 16
 _SAMPLE_PART = 16
 _LEAST_SAMPLE_BYTES = 16 << 10
-_RESIDUALS_BY_RANS = "planes:mantissa=rans"
-_WORTH = 0.98
+RESIDUALS_BY_RANS = "planes:mantissa=rans"
+WORTH = 0.98
 """A difference costs a load more than the chunk itself does, so it must be smaller by some hundredths."""
 
 
@@ -129,7 +129,7 @@ def residual_codec(codec: Codec) -> Codec:
     rans codes exponents and leaves mantissas alone. What is left of a chunk has zeros at the top of its mantissas too,
     so there its planes go to rans one by one.
     """
-    return codec_named(_RESIDUALS_BY_RANS) if codec.number == RANS_CODEC else codec
+    return codec_named(RESIDUALS_BY_RANS) if codec.number == RANS_CODEC else codec
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def _choose(word: WordType, raw: NDArray[np.uint8], base: NDArray[np.uint8], cod
     """Choose the kind of residual whose sample is the smallest; None where the chunk's own is not much larger."""
     picks = _sample(raw.size)
     new, old = (np.concatenate([array[pick] for pick in picks]) for array in (raw, base))
-    least, chosen = _WORTH * _coded_bytes(new, word, codec), None
+    least, chosen = WORTH * _coded_bytes(new, word, codec), None
     left = np.empty_like(new)
     for kind in KINDS:
         if kind == "difference" and word.itemsize == 1:

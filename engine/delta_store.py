@@ -15,7 +15,7 @@ from .report import SaveReport
 from .restore import MapLocation, PartPaths
 from .types import JSON
 
-READ_AGAIN = DeltaPolicy(keep_bytes=0)
+READ_AGAIN = DeltaPolicy(keep_bytes=0, keep_device_bytes=0)
 """Keeps nothing in memory between saves."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,9 +50,17 @@ class Deltas:
         policy: What the user asked for.
         pool: Room for residuals and for what is read again.
         kept_bytes: The most that copies of the last checkpoint's chunks may take.
+        is_on_device: Asked for a save, an attempt and a chunk whether that need not be read again, as a GPU has it.
     """
 
-    def __init__(self, policy: DeltaPolicy, pool: BufferPool, kept_bytes: int) -> None:
+    def __init__(
+        self,
+        policy: DeltaPolicy,
+        pool: BufferPool,
+        kept_bytes: int,
+        is_on_device: Callable[[SaveJob, str, int], bool] = lambda job, attempt, chunk: False,
+    ) -> None:
+        self._is_on_device = is_on_device
         self._policy = policy
         self._pool = pool
         self._kept = KeptChunks(kept_bytes)
@@ -104,8 +112,8 @@ class Deltas:
             last = self._last
             if last is None or not self._may_follow(last, job, store):
                 return
-            missing = [i for i in last.stored if not self._kept.has(last.record.attempt, i)]
-            if missing:
+            attempt = last.record.attempt
+            if not all(self._kept.has(attempt, i) or self._is_on_device(job, attempt, i) for i in last.stored):
                 _, plan = open_checkpoint(store, last.record)
                 save.items = {item.chunk.index: item for item in plan.items}
             save.base = last.record

@@ -10,6 +10,8 @@ import torch
 from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.registry import needs_gpu
 
+from .delta_save import RESIDUALS_BY_RANS
+
 PORTABLE_CODEC = "zstd"
 """What `auto` is where a checkpoint is encoded on the CPU, or stands alone: it decodes on every machine, and fast."""
 AUTO_CODECS = ("rans", "zstd", "ans", "raw")
@@ -19,6 +21,9 @@ SMALL_CHUNK_BYTES = 64 << 10
 
 _CHUNKS_TO_VERIFY = 7
 """Decoding takes a chunk of output, one of planes and, of nvCOMP's Zstd, 3.1 for scratch; comparing takes one more."""
+
+_DIGEST_BYTES = 1 << 18
+"""More than a slot has for sums and digest of the longest chunk."""
 
 _LANES_AND_SLOTS = ((2, 2), (1, 3), (1, 2), (1, 1))
 _FIRST_TO_GO = ("zstd", "ans")
@@ -50,6 +55,11 @@ def host_codec_name(codec: str) -> str:
 def small_host_codec_name(codec: str) -> str:
     """Return that for chunks of less than SMALL_CHUNK_BYTES, such as step counters and RNG states."""
     return PORTABLE_CODEC if codec == "rans" else host_codec_name(codec)
+
+
+def with_residual_codecs(codecs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the codecs of an encoder whose chunks have some of `codecs`, or are residuals."""
+    return (*codecs, RESIDUALS_BY_RANS) if "rans" in codecs and RESIDUALS_BY_RANS not in codecs else codecs
 
 
 def device_codecs_of(
@@ -88,7 +98,7 @@ def device_codecs_of(
 
 
 def device_shapes(
-    codecs: tuple[str, ...], chunk_bytes: int, device: torch.device, *, verify: bool
+    codecs: tuple[str, ...], chunk_bytes: int, device: torch.device, *, verify: bool, deltas: bool = False
 ) -> Iterator[DeviceShape]:
     """Yield the shapes for a device, largest first: fewer lanes and slots first, then fewer codecs.
 
@@ -97,13 +107,16 @@ def device_shapes(
         chunk_bytes: The longest chunk.
         device: A CUDA device.
         verify: Whether frames are decoded again there.
+        deltas: Whether chunks may become differences; what is kept for these is not counted.
     """
     from tidegate.codec.device import device_encoder_bytes
 
     while codecs:
         for num_lanes, num_slots in _LANES_AND_SLOTS:
-            lane_bytes = device_encoder_bytes(codecs, chunk_bytes, num_slots, device=device)
-            num_bytes = num_lanes * (lane_bytes + num_slots * chunk_bytes) + verify * _CHUNKS_TO_VERIFY * chunk_bytes
+            names = with_residual_codecs(codecs) if deltas else codecs
+            lane_bytes = device_encoder_bytes(names, chunk_bytes, num_slots, device=device)
+            slot_bytes = (1 + deltas) * chunk_bytes + deltas * _DIGEST_BYTES
+            num_bytes = num_lanes * (lane_bytes + num_slots * slot_bytes) + verify * _CHUNKS_TO_VERIFY * chunk_bytes
             yield DeviceShape(codecs, num_lanes, num_slots, num_bytes)
         going = next((name for name in _FIRST_TO_GO if name in codecs and len(codecs) > 1), None)
         codecs = tuple(name for name in codecs if name != going) if going else ()

@@ -15,6 +15,7 @@ from tidegate.codec.frame import decode_frame
 from tidegate.storage.errors import ObjectNotFoundError, StorageError
 
 from .buffers import BufferPool
+from .delta import DeltaChunk
 from .errors import InternalError
 from .load_plan import ReadItem
 from .open_objects import OpenObjects
@@ -80,9 +81,7 @@ class HostDecoder:
 
     def _rebuild(self, item: ReadItem, out: torch.Tensor) -> None:
         """Decode the chunk of the full checkpoint, and put the residual of each later one on it."""
-        chain = [item]
-        while chain[-1].base is not None:
-            chain.append(chain[-1].base)
+        chain = list(chain_of(item))
         at = chain.pop()
         try:
             self.decode_into(at, out)
@@ -92,7 +91,7 @@ class HostDecoder:
         except (CodecError, StorageError) as exc:
             if at is item:
                 raise
-            raise _of_base(item, at, exc) from exc
+            raise base_failure(item, at, exc) from exc
 
     def _put_on(self, item: ReadItem, before: ReadItem, out: torch.Tensor) -> None:
         delta = item.delta
@@ -100,13 +99,7 @@ class HostDecoder:
             raise InternalError(f"chunk {item.chunk.index} of step {item.step} has a base and is no residual")
         with self.decoded(replace(item, delta=None, base=None)) as residual:
             undo_residual(delta.kind, item.chunk.word, residual.numpy(), out.numpy())
-        found = digest(out.numpy())
-        if found != delta.raw_digest:
-            raise CorruptionError(
-                f"chunk {item.chunk.index} of step {item.step}, put on that of step {before.step}, has digest "
-                f"{found:016x} and should have {delta.raw_digest:016x}: step {before.step} is not what step "
-                f"{item.step} was saved as a difference to; load a step that needs neither"
-            )
+        check_rebuilt(item, before, delta, digest(out.numpy()))
 
     def _read_in_place(self, item: ReadItem, out: torch.Tensor) -> None:
         header, offset = item.entry.header, item.entry.offset
@@ -137,7 +130,26 @@ class HostDecoder:
             buffer.release()
 
 
-def _of_base(item: ReadItem, base: ReadItem, exc: CodecError | StorageError) -> Exception:
+def chain_of(item: ReadItem) -> Iterator[ReadItem]:
+    """Yield a frame and all that it is a difference to, the full one last."""
+    at: ReadItem | None = item
+    while at is not None:
+        yield at
+        at = at.base
+
+
+def check_rebuilt(item: ReadItem, before: ReadItem, delta: DeltaChunk, found: int) -> None:
+    """Raise CorruptionError unless a chunk that a residual was put on has the digest of the one that was saved."""
+    if found != delta.raw_digest:
+        raise CorruptionError(
+            f"chunk {item.chunk.index} of step {item.step}, put on that of step {before.step}, has digest "
+            f"{found:016x} and should have {delta.raw_digest:016x}: step {before.step} is not what step "
+            f"{item.step} was saved as a difference to; load a step that needs neither"
+        )
+
+
+def base_failure(item: ReadItem, base: ReadItem, exc: CodecError | StorageError) -> Exception:
+    """Return what to raise where the frame of a base fails."""
     text = (
         f"step {item.step} is stored as a difference and needs step {base.step}, whose frame in {base.key} fails: {exc}"
     )

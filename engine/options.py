@@ -117,6 +117,15 @@ class HostShares:
     kept_bytes: int = 0
 
 
+def kept_device_bytes(delta: DeltaPolicy | None, room_bytes: int) -> int:
+    """Return the most device memory for the bases of differences, where so much is there for them and the snapshot."""
+    if delta is None or room_bytes <= 0:
+        return 0
+    if delta.keep_device_bytes is not None:
+        return min(delta.keep_device_bytes, room_bytes)
+    return room_bytes // _KEPT_SHARE
+
+
 def split_host_budget(options: Options) -> HostShares:
     """Divide the host budget between staging and frames."""
     num_outputs = options.num_encode_threads + _NUM_QUEUED_WRITES

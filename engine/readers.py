@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -17,7 +17,7 @@ from tidegate.storage.workers import WorkerPool
 from .budget import ByteBudget
 from .buffers import BufferPool
 from .failure import Failure
-from .frames import HostDecoder
+from .frames import HostDecoder, chain_of
 from .landing import Landing
 from .load_plan import ReadItem
 from .open_objects import FrameSource, OpenObjects
@@ -26,6 +26,7 @@ from .table import StateTable
 from .translate import load_error
 
 if TYPE_CHECKING:
+    from .device_chains import DeviceChains
     from .gpu_lane import GpuLane, LaneFrame
 
 PIECE_BYTES = 8 << 20
@@ -81,8 +82,10 @@ class _Crew:
         gpus = [device for device in {places.device(item.chunk) for item in items} if device.type == "cuda"]
         self._homes = {gpu: torch.cuda.current_stream(gpu) for gpu in gpus}
         self._gpu = next(iter([*(lane.device for lane in self._lanes), *gpus]), None)
+        self._chained: set[int] = set()
         self._pool = self._host_pool()
         self._host = HostDecoder(self._objects, self._pool)
+        self._chains = self._device_chains()
 
     def run(self) -> None:
         """Do all of it."""
@@ -114,12 +117,25 @@ class _Crew:
     def _host_pool(self) -> BufferPool:
         """Two buffers a thread, a frame and what it decodes to: nobody ever waits for another's second."""
         items = [item for item in self._items if item.chunk.index not in self._lane_of]
-        headers = [frame.entry.header for item in items for frame in _with_bases(item)]
+        headers = [frame.entry.header for item in items for frame in chain_of(item)]
         unit_bytes = max((max(h.padded_bytes, frame_bound_bytes(h.raw_bytes)) for h in headers), default=4096)
         num_each = 3 if any(item.delta is not None for item in items) else 2
         budget = ByteBudget((num_each * self._num_threads + 1) * unit_bytes, high=1.0, low=1.0)
         pin = any(self._places.device(item.chunk).type == "cuda" for item in items)
         return BufferPool(budget, unit_bytes, pin=pin)
+
+    def _device_chains(self) -> dict[torch.device, DeviceChains]:
+        """What puts chains together on the GPUs that they go to. Does not touch CUDA where there are none."""
+        items = [(item, self._places.device(item.chunk)) for item in self._items if item.delta is not None]
+        on_gpus = [(item, device) for item, device in items if device.type == "cuda"]
+        if not on_gpus:
+            return {}
+        from .device_chains import chains_of, decodes_chain
+
+        known: dict[tuple[int, int, torch.device], bool] = {}
+        fitting = [(item, device) for item, device in on_gpus if decodes_chain(item, device, known)]
+        self._chained = {item.chunk.index for item, _ in fitting}
+        return chains_of(fitting, self._objects, self._pool, self._homes)
 
     def _feed_all(self) -> None:
         """Hand the frames out in order. The caller's thread does this: it allocates, and it waits for free memory."""
@@ -159,11 +175,23 @@ class _Crew:
         if out is not None and out.device.type == "cpu":
             self._host.decode_into(item, out)
             return
+        chains = self._chains.get(device) if chunk.index in self._chained else None
+        if chains is not None:
+            self._rebuild_on(chains, item, out, device)
+            return
         with self._host.decoded(item) as host, torch.cuda.stream(self._homes.get(device)):
             if out is not None:
                 out.copy_(host)
             else:
                 self._places.place(chunk, host if device.type == "cpu" else host.to(device))
+
+    def _rebuild_on(self, chains: DeviceChains, item: ReadItem, out: torch.Tensor | None, device: torch.device) -> None:
+        with torch.cuda.stream(self._homes[device]):
+            target = torch.empty(item.chunk.num_bytes, dtype=torch.uint8, device=device) if out is None else out
+        chains.rebuild(item, target)
+        if out is None:
+            with torch.cuda.stream(self._homes[device]):
+                self._places.place(item.chunk, target)
 
     def _read_all(self) -> None:
         """Take tasks until there are no more. Runs in each reading thread."""
@@ -214,7 +242,7 @@ def _lanes(
     for item in items:
         header, device = item.entry.header, places.device(item.chunk)
         if item.delta is not None:
-            continue  # chains are put together on the CPU
+            continue  # chains are put together frame after frame: device_chains.py, or the CPU
         key = (header.codec, header.parameter, device)
         if key not in known:
             known[key] = _gpu_for(header, device)
@@ -231,12 +259,6 @@ def _lanes(
         lanes.append(lane)
         lane_of.update((item.chunk.index, lane) for item in some)
     return lanes, lane_of
-
-
-def _with_bases(item: ReadItem | None) -> Iterator[ReadItem]:
-    while item is not None:
-        yield item
-        item = item.base
 
 
 def _gpu_for(header: FrameHeader, device: torch.device) -> torch.device | None:

@@ -16,6 +16,9 @@ Kind = Literal["xor", "difference"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RESIDUAL_VERSION = 1
 
+ONLY_KEEP = 3
+"""What a kernel of residual.cu does that keeps a chunk and makes no residual; `device_kind` gives the others."""
+
 _TILE_BYTES = 128 << 10
 """Worked on at a time, so that temporaries stay in a core's cache."""
 
@@ -27,6 +30,13 @@ _Values = NDArray[np.unsignedinteger]
 def residual_word(kind: Kind, word: WordType) -> WordType:
     """Return the word type of what is left of a chunk of words of a type."""
     return word if kind == "xor" else _UNSIGNED[word.itemsize]
+
+
+def device_kind(kind: Kind, word: WordType) -> int:
+    """Return the number that residual.cu has for a kind and a word type."""
+    if kind == "xor":
+        return 0
+    return 2 if _has_sign_bit(word) else 1
 
 
 def take_residual(kind: Kind, word: WordType, raw: _Octets, base: _Octets, out: _Octets) -> None:

@@ -30,7 +30,7 @@ from .device_shapes import (
 from .encode import ChunkEncoder, HostEncoder
 from .errors import CodecUnavailableError
 from .job import SaveJob, StagedChunk
-from .options import Options, split_host_budget
+from .options import Options, kept_device_bytes, split_host_budget
 from .snapshot import DeviceSnapshot, headroom_bytes
 
 if TYPE_CHECKING:
@@ -59,10 +59,11 @@ class Resources:
         self._deltas: Deltas | None = None
         self.residuals = BufferPool(ByteBudget(shares.delta_bytes or unit_bytes, high=1.0, low=1.0), unit_bytes)
         if options.delta is not None:
-            self._deltas = Deltas(options.delta, self.residuals, shares.kept_bytes)
+            self._deltas = Deltas(options.delta, self.residuals, shares.kept_bytes, self._is_on_device)
         if options.codec != "auto":
             _require_encoder(options.codec)
         self._device_encoders: dict[torch.device, SideStreamEncoder | None] = {}
+        self._kept_bytes = 0
         self.snapshot = DeviceSnapshot(self._snapshot_budget_bytes())
         num_threads = options.num_encode_threads
         self._workers = WorkerPool(num_threads, "tidegate-encode")
@@ -74,9 +75,11 @@ class Resources:
 
     def encoder_for(self, job: SaveJob, staged: StagedChunk) -> ChunkEncoder:
         """Choose the encoder of a chunk: on the GPU that its tensors are on if that works there, else on the CPU."""
-        if staged.device.type == "cuda" and (job.delta is None or job.delta.base is None):
-            return self._device_encoder(job, staged.device) or self._host_encoder
-        return self._host_encoder
+        encoder = self._device_encoder(job, staged.device) if staged.device.type == "cuda" else None
+        base = job.delta.base if job.delta is not None else None
+        if encoder is None or (base is not None and not encoder.may_take(job, base.attempt, staged.chunk)):
+            return self._host_encoder
+        return encoder
 
     def delta_save(self, job: SaveJob, store: Store, attempt: str) -> AbstractContextManager[DeltaSave | None]:
         """Make a save ready to be a difference, where the user asked for that. Blocks for a look at the store."""
@@ -138,13 +141,27 @@ class Resources:
             return budget_bytes
         shapes, _ = self._shapes(torch.device("cuda"), budget_bytes)
         encoder_bytes = next((shape.num_bytes for shape in shapes), 0)  # none: it will be encoded on the CPU
-        return budget_bytes - encoder_bytes
+        self._kept_bytes = kept_device_bytes(self.options.delta, budget_bytes - encoder_bytes)
+        return budget_bytes - encoder_bytes - self._kept_bytes
 
     def _encoder_budget_bytes(self) -> int | None:
-        """What the snapshot has left of the device budget: together they never pass it, whatever is free when."""
+        """What snapshot and bases leave of the device budget: they never pass it together, whatever is free when."""
         if self.options.device_budget_bytes is None or self.snapshot.budget_bytes is None:
             return None
-        return self.options.device_budget_bytes - self.snapshot.budget_bytes
+        return self.options.device_budget_bytes - self.snapshot.budget_bytes - self._kept_bytes
+
+    def _bases_bytes(self, device: torch.device) -> int | None:
+        """The most that bases may take on a device that has its encoder now; None where there are no differences."""
+        if self.options.delta is None:
+            return None
+        if self.options.device_budget_bytes is not None:
+            return self._kept_bytes
+        return kept_device_bytes(self.options.delta, torch.cuda.mem_get_info(device)[0] - headroom_bytes(device))
+
+    def _is_on_device(self, job: SaveJob, attempt: str, chunk: int) -> bool:
+        """Whether a device keeps a chunk of an attempt, or will store the next one in full."""
+        encoder = self._device_encoders.get(job.table.extent_devices[job.plan.chunks[chunk].first_extent])
+        return encoder is not None and encoder.may_take(job, attempt, job.plan.chunks[chunk])
 
     def _shapes(self, device: torch.device, budget_bytes: int | None) -> tuple[list[DeviceShape], str]:
         """The encoders that a device and a budget have room for now, largest first; where there are none, why."""
@@ -155,7 +172,8 @@ class Resources:
             self.options.codec, self.chunk_bytes, device, room_bytes, portable=self.options.delta is not None
         )
         verify = self.options.verify == "decode"
-        shapes = device_shapes(codecs, self.chunk_bytes, device, verify=verify)
+        deltas = self.options.delta is not None
+        shapes = device_shapes(codecs, self.chunk_bytes, device, verify=verify, deltas=deltas)
         fitting = [shape for shape in shapes if shape.num_bytes <= room_bytes]
         return fitting, reason or f"{device} has no room for the {self.options.codec} encoder"
 
@@ -173,6 +191,7 @@ class Resources:
                 return SideStreamEncoder(
                     shape.codecs, self.chunk_bytes, device, self.outputs,
                     num_lanes=shape.num_lanes, num_slots=shape.num_slots, verify=self.options.verify == "decode",
+                    kept_bytes=self._bases_bytes(device),
                 )  # fmt: skip
             except torch.OutOfMemoryError:
                 continue

@@ -17,9 +17,13 @@ from .auto import AutoCodec
 from .budget import ByteBudget
 from .buffers import BufferPool
 from .copy_stream import CopyStream
+from .device_deltas import DeltaSlot, DeviceCoded, DeviceDeltas, PendingChunk
+from .device_kept import DeviceKept
+from .device_shapes import with_residual_codecs
 from .encode import Room, copied_bytes, output_bytes, read_chunk
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
+from .plan import Chunk
 from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
 
 _POINTER_ALIGNMENT_BYTES = 16
@@ -33,7 +37,9 @@ class _Lane:
     encoder: DeviceEncoder
     inputs: list[torch.Tensor]
     input_uses: list[torch.cuda.Event | None]
+    delta_slots: list[DeltaSlot]
     num_started: int = 0
+    num_deltas: int = 0
 
 
 class SideStreamEncoder:
@@ -47,6 +53,8 @@ class SideStreamEncoder:
         num_lanes: Streams that encode at the same time.
         num_slots: Chunks in flight on each.
         verify: Decode each frame on the device and compare it with its chunk before it is written.
+        kept_bytes: The most device memory for the bases of differences; it is taken as chunks are kept. None: no chunk
+            becomes a difference.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class SideStreamEncoder:
         num_lanes: int,
         num_slots: int,
         verify: bool,
+        kept_bytes: int | None = None,
     ) -> None:
         self.depth = num_lanes * num_slots
         self.device = device
@@ -67,7 +76,11 @@ class SideStreamEncoder:
         self._slots = ByteBudget(self.depth, high=1.0, low=1.0)
         with torch.cuda.device(device):
             self._copies = CopyStream(device, self.depth)
-            self._lanes = [self._make_lane(chunk_bytes, num_slots) for _ in range(num_lanes)]
+            has_deltas = kept_bytes is not None
+            self._lanes = [self._make_lane(chunk_bytes, num_slots, has_deltas=has_deltas) for _ in range(num_lanes)]
+            self._deltas: DeviceDeltas | None = None
+            if kept_bytes is not None:
+                self._deltas = DeviceDeltas(DeviceKept(kept_bytes, device, self._lanes[0].stream), device)
             self._verifier = FrameVerifier(chunk_bytes, device) if verify else None
         self._num_started = 0
 
@@ -76,6 +89,9 @@ class SideStreamEncoder:
         """Device memory that it holds."""
         inputs = sum(buffer.numel() for lane in self._lanes for buffer in lane.inputs)
         checks = self._verifier.device_bytes if self._verifier is not None else 0
+        if self._deltas is not None:
+            checks += self._deltas.kept.held_bytes
+            checks += sum(slot.device_bytes for lane in self._lanes for slot in lane.delta_slots)
         return inputs + checks + sum(lane.encoder.device_bytes for lane in self._lanes)
 
     def wake(self) -> None:
@@ -101,14 +117,23 @@ class SideStreamEncoder:
             self._copies.let_wait(lane.stream.cuda_stream, staged.ready)
         used_input, raw = self._device_bytes(job, lane, staged)
         codec = self._auto.codec_of(job, staged.chunk, raw, lane.encoder, lane.stream)
-        ticket = lane.encoder.start(raw, staged.chunk.word, codec)
-        made = SideStreamTicket(job, staged, room, ticket, raw, self._copies, self._verifier)
+        coded, slot, pending = self._left(job, lane, staged.chunk, DeviceCoded(raw, staged.chunk.word, codec))
+        ticket = lane.encoder.start(coded.octets, coded.word, coded.codec)
+        made = SideStreamTicket(job, staged, room, ticket, coded.octets, self._copies, self._verifier, pending)
         if used_input is not None:
             lane.input_uses[used_input] = made.copied
+        if slot is not None:
+            slot.last_use = made.copied
         return made
+
+    def may_take(self, job: SaveJob, base: str, chunk: Chunk) -> bool:
+        """Whether a chunk of a save that is a difference to the attempt `base` is to be encoded here."""
+        return self._deltas is not None and self._deltas.may_take(job, base, chunk)
 
     def end_save(self, job: SaveJob) -> str | None:
         """Say which codecs were chosen in a save that has ended; None if there was no choice."""
+        if self._deltas is not None:
+            self._deltas.end_save()
         return self._auto.end_save(job)
 
     def _next_lane(self) -> _Lane:
@@ -120,12 +145,27 @@ class SideStreamEncoder:
                 return lane
         raise InternalError(f"a chunk was started while all {self.depth} slots of {self.device} are taken")
 
-    def _make_lane(self, chunk_bytes: int, num_slots: int) -> _Lane:
+    def _left(
+        self, job: SaveJob, lane: _Lane, chunk: Chunk, coded: DeviceCoded
+    ) -> tuple[DeviceCoded, DeltaSlot | None, PendingChunk | None]:
+        """Queue what makes a chunk a residual and keeps it, where the save has to do with differences."""
+        if self._deltas is None or job.delta is None:
+            return coded, None, None
+        slot = lane.delta_slots[lane.num_deltas % len(lane.delta_slots)]
+        lane.num_deltas += 1
+        if slot.last_use is not None:
+            self._copies.let_wait(lane.stream.cuda_stream, slot.last_use)
+        left, pending = self._deltas.queue(job, job.delta, chunk, coded, slot, lane.encoder, lane.stream)
+        return left, slot, pending
+
+    def _make_lane(self, chunk_bytes: int, num_slots: int, *, has_deltas: bool) -> _Lane:
         stream = torch.cuda.Stream(self.device)
-        encoder = DeviceEncoder(self._auto.candidates, chunk_bytes, self.device, stream, num_slots=num_slots)
+        codecs = with_residual_codecs(self._auto.candidates) if has_deltas else self._auto.candidates
+        encoder = DeviceEncoder(codecs, chunk_bytes, self.device, stream, num_slots=num_slots)
         with torch.cuda.stream(stream):
             inputs = [torch.empty(chunk_bytes, dtype=torch.uint8, device=self.device) for _ in range(num_slots)]
-        return _Lane(stream, encoder, inputs, [None] * num_slots)
+            deltas = [DeltaSlot(chunk_bytes, self.device) for _ in range(num_slots)] if has_deltas else []
+        return _Lane(stream, encoder, inputs, [None] * num_slots, deltas)
 
     def _device_bytes(self, job: SaveJob, lane: _Lane, staged: StagedChunk) -> tuple[int | None, torch.Tensor]:
         """The chunk's bytes in device memory: where they are if they can be read there, else copied to an input.

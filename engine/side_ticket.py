@@ -16,6 +16,7 @@ from tidegate.storage.base import DeviceBytes
 from .budget import ByteBudget
 from .buffers import HostBuffer
 from .copy_stream import CopyStream
+from .device_deltas import PendingChunk
 from .encode import EncodedFrame, Room, host_buffer
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
@@ -84,6 +85,7 @@ class SideStreamTicket:
         raw: torch.Tensor,
         copies: CopyStream,
         verifier: FrameVerifier | None,
+        pending: PendingChunk | None = None,
     ) -> None:
         self.copied = copies.next_event()
         self._job = job
@@ -93,6 +95,7 @@ class SideStreamTicket:
         self._raw = raw
         self._copies = copies
         self._verifier = verifier
+        self._pending = pending
         self._start_s = job.timeline.now()
         self._header: FrameHeader | None = None
         self._content: memoryview | DeviceBytes | None = None
@@ -144,6 +147,8 @@ class SideStreamTicket:
         """Wait until the chunk is encoded, and queue the copy of its frame."""
         header, body = self._ticket.finish_at()
         self._header = header
+        if self._pending is not None:
+            self._pending.settle()
         now_s = self._copy_start_s = self._job.timeline.now()
         start_s = max(self._start_s, now_s - self._ticket.encode_s)
         self._job.timeline.add(self._staged.chunk.index, "encode", start_s, now_s)

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.codec import kernel_files, kernels, rans_format, rans_plan, rans_survey, rans_units
+from tidegate.codec import (
+    kernel_files,
+    kernels,
+    planes_body,
+    planes_plan,
+    rans_format,
+    rans_plan,
+    rans_survey,
+    rans_units,
+)
 from tidegate.codec.cuda_driver import CudaDriver, CudaError, Kernel
 from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.kernel_files import APPEND_THREADS, PARAMETERS, THREADS
@@ -22,12 +31,12 @@ SIGNATURE = re.compile(
 def source_of(file: str) -> str:
     """What is compiled, its one macro of kernels written out."""
     source = kernel_files.source_of(file)
-    macro = re.search(r"#define (DEFINE_\w+)\((?:WORD, )?SIZE\)(.*?)\n\n", source, re.DOTALL)
+    macro = re.search(r"#define (DEFINE_\w+)\((?:WORD, )?(?:SIZE|NUMBER)\)(.*?)\n\n", source, re.DOTALL)
     if macro is None:
         return source
     body = macro[2].replace("\\\n", "\n")
     sizes = re.findall(rf"^{macro[1]}\((?:\w+, )?(\d)\)", source, re.MULTILINE)
-    return source.replace(macro[0], "") + "".join(body.replace("##SIZE", size) for size in sizes)
+    return source.replace(macro[0], "") + "".join(re.sub("##(SIZE|NUMBER)", size, body) for size in sizes)
 
 
 def letter_of(parameter: str) -> str:
@@ -53,7 +62,12 @@ def test_the_grid_is_cut_as_the_kernels_cut() -> None:
     assert f"constexpr u32 kTileBytes = {kernels._TILE_BYTES};" in source_of("copy")
     assert "kTileBytes = 16 * kThreads * kVectorsPerThread" in source_of("blocks")
     assert 16 * THREADS * kernels._UNITS_PER_THREAD == kernels._TILE_BYTES
-    assert f"constexpr u32 kUnitsPerThread = {kernels._UNITS_PER_THREAD};" in source_of("planes")
+    for file in ("planes", "residual"):
+        assert f"constexpr u32 kUnitsPerThread = {kernels._UNITS_PER_THREAD};" in source_of(file)
+    assert planes_plan.VALUES_PER_BLOCK == 8 * THREADS * 2
+    assert "constexpr u32 kUnitsPerThread = 2; " in source_of("fields")
+    assert f"constexpr u32 kTileBytes = {planes_plan.TILE_BYTES};" in source_of("streams")
+    assert f"kStartBytes = {planes_body.START_BYTES};" in source_of("streams")
 
 
 def test_the_rans_kernels_cut_as_the_format_says() -> None:

@@ -29,8 +29,8 @@ def test_names_and_numbers_are_those_of_the_format() -> None:
 
 
 def test_the_gpu_has_the_same_numbers() -> None:
-    assert {**NUMBERS, **DEVICE_CODEC_NUMBERS} == NUMBERS
-    assert NUMBERS.keys() - DEVICE_CODEC_NUMBERS.keys() == {"planes"}, "which the CPU encodes for it"
+    assert {name: codec_named(name).number for name in DEVICE_CODEC_NUMBERS} == dict(DEVICE_CODEC_NUMBERS)
+    assert NUMBERS.keys() <= DEVICE_CODEC_NUMBERS.keys()
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -1,6 +1,6 @@
 """How fast are the kernels and the codecs on this GPU, how small do chunks become, and what does a call cost the host?
 
-    python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,codecs,nvcomp,lanes,host,copy] [--write NAME]
+    python -m tests.gpu.check_codecs [--sweep] [--only kernels,rans,deltas,codecs,nvcomp,lanes,host,copy] [--write NAME]
 
 Prints one line a measurement: medians of GPU time over chunks that do not fit the L2 cache together, GB/s of raw bytes.
 `lanes` is nvCOMP's call beside one encoder and two side by side. `--sweep` also tries nvCOMP's settings; `--write` also
@@ -19,16 +19,17 @@ from tidegate.codec.device import DEVICE_CODEC_NUMBERS, DeviceDecoder, DeviceEnc
 from tidegate.codec.device_plan import lay_out
 from tidegate.codec.device_report import digest_words
 from tidegate.codec.kernels import Kernels, kernels_of
-from tidegate.codec.nvcomp_codecs import nvcomp_codec
+from tidegate.codec.nvcomp_codecs import NVCOMP_CODECS, nvcomp_codec
 from tidegate.codec.words import WordType
 
 from .check_copies import measure_copies
+from .check_deltas import measure_deltas
 from .check_host import measure_host
 from .check_nvcomp import measure_lanes, measure_nvcomp, sweep
 from .check_rans import measure_rans
 from .timing import CHUNK_BYTES, NUM_CHUNKS, REPORTED, hold_up, make_chunks, report, seconds_of, timed
 
-PARTS = ("kernels", "rans", "codecs", "nvcomp", "lanes", "host", "copy")
+PARTS = ("kernels", "rans", "deltas", "codecs", "nvcomp", "lanes", "host", "copy")
 WORDS = (WordType.BF16, WordType.F32, WordType.F64)
 
 
@@ -147,9 +148,11 @@ def main() -> None:
             measure_kernels(kernels, stream, device)
         if "rans" in arguments.only:
             measure_rans(kernels, stream, device)
+        if "deltas" in arguments.only:
+            measure_deltas(kernels, stream, device)
         for codec in available:
             for word in WORDS:
-                if "nvcomp" in arguments.only and codec not in ("raw", "rans"):
+                if "nvcomp" in arguments.only and codec in NVCOMP_CODECS:
                     measure_nvcomp(nvcomp_codec(codec), word, stream, device, "default")
                 if "codecs" in arguments.only:
                     measure_codec(codec, word, stream, device, None, "default")

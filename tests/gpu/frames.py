@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tidegate.codec.base import (
     DEFLATE_CODEC,
+    PLANES_CODEC,
     RANS_CODEC,
     RAW_CODEC,
     ZSTD_CODEC,
@@ -20,7 +21,7 @@ from tidegate.codec.frame import decode_frame, encode_frame
 from tidegate.codec.registry import codec_named
 from tidegate.codec.words import WordType
 
-CPU_READS = (RAW_CODEC, ZSTD_CODEC, DEFLATE_CODEC, RANS_CODEC)
+CPU_READS = (RAW_CODEC, ZSTD_CODEC, DEFLATE_CODEC, RANS_CODEC, PLANES_CODEC)
 """Numbers of the codecs whose frames any machine reads."""
 
 
