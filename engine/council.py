@@ -27,6 +27,7 @@ from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
+from .collector import collector_at_rest
 from .errors import RankFailedError
 from .types import JSON
 
@@ -131,8 +132,9 @@ class Council:
         nap_s = _LEAST_NAP_S
         while pending and not failures:
             arrived = [rank for rank in pending if self._is_there(f"{topic}/{rank}")]
-            for rank in arrived:
-                message = self._read(f"{topic}/{rank}")
+            with collector_at_rest():
+                messages = {rank: self._read(f"{topic}/{rank}") for rank in arrived}
+            for rank, message in messages.items():
                 if message.get("failure") is not None:
                     failures[rank] = str(message["failure"])
                 found[rank] = message.get("message")
