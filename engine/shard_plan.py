@@ -17,7 +17,7 @@ import xxhash
 
 from tidegate.codec.words import DTYPE_OF_NAME
 
-from .boxes import Box
+from .box_spans import Box
 from .errors import SaveError
 from .json_fields import as_dict, as_ints, as_list, as_str
 from .shard_map import GlobalSpec, PathSteps, ShardLayout, ShardMap, ShardMapMaker, check_shard_map
