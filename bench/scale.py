@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from tidegate.board import Board
 from tidegate.container import ObjectRecord
-from tidegate.council import Board, Council
+from tidegate.council import Council
 from tidegate.local_part import LocalPart
 from tidegate.plan_round import PlanRound
 from tidegate.save import commit_attempt, made_by

@@ -1,4 +1,4 @@
-"""Who reads which frame for its host: each once, evenly, in everybody's order, and never more than there is room for."""
+"""Who reads which frame for its host: each once, evenly, in the order of all, and no more than there is room for."""
 
 from __future__ import annotations
 
