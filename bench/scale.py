@@ -2,7 +2,7 @@
 
 The coordinator is the real one; the other ranks are in its process and only say what real ones say. Measured are the
 first save, at which it decides who writes what, and a later one of the same structure; and of the manifest its bytes,
-of the council its requests. No tensor has any bytes.
+of the council its requests and the bytes of its messages. No tensor has any bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ DEADLINE_S = 600.0
 
 
 class CountingBoard:
-    """A board in memory that counts what is asked of it."""
+    """A board in memory that counts what is asked of it, and the bytes that are put up."""
 
     def __init__(self) -> None:
         self.num_requests: Counter[str] = Counter()
+        self.put_bytes = 0
         self._board = dist.HashStore()
 
     def check(self, keys: list[str], /) -> bool:
@@ -50,6 +51,7 @@ class CountingBoard:
 
     def set(self, key: str, value: bytes | str, /) -> None:
         self.num_requests["set"] += 1
+        self.put_bytes += len(value)
         self._board.set(key, value)
 
     def delete_key(self, key: str, /) -> bool:
@@ -102,6 +104,7 @@ def measure(num_ranks: int, num_tensors: int, num_replicas: int) -> dict[str, fl
     store = MemoryStore()
     local = LocalPart(job.parts[0], job.names, (), ())
     (first_s, first_cpu_s), text = one_save(ranks, rounds, store, job, local, step=1)
+    first_board_bytes, board.put_bytes = board.put_bytes, 0
     board.num_requests.clear()
     (again_s, again_cpu_s), _ = one_save(ranks, rounds, store, job, local, step=2)
     return {
@@ -113,6 +116,8 @@ def measure(num_ranks: int, num_tensors: int, num_replicas: int) -> dict[str, fl
         "again_s": again_s,
         "again_cpu_s": again_cpu_s,
         "manifest_bytes": len(text),
+        "first_board_bytes": first_board_bytes,
+        "again_board_bytes": board.put_bytes,
         "requests": sum(board.num_requests.values()),
         "plan_message_bytes": len(json.dumps(job.parts[-1].to_json())),
     }

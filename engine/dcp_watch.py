@@ -8,7 +8,8 @@ pulse stands still, or that is silent past the deadline, fails the save on all o
     every rank:   write_data            connect, write, say so ─▶ hear that all have
     coordinator:                        hear all ─▶ tell all
 
-Not watched is what happens inside of DCP's rounds, and who cannot reach the board.
+Not watched is what happens inside of DCP's rounds, and who cannot reach the board. A rank that raises between the round
+of plans and `write_data`, in its planner's `finish_plan`, is waited for until the deadline.
 """
 
 from __future__ import annotations
@@ -82,7 +83,11 @@ class RankWatch:
             self.close()
             mine = [self.host(), *(name if isinstance(name, str) else "" for name in hosts[1:])]
             host = serving_host(mine, dist.get_rank())
-            board, port = serve_board(host)
+            try:
+                board, port = serve_board(host)
+            except RuntimeError as exc:  # DistError and its kinds
+                _warn(f"the coordinator cannot serve the ranks at {host}", exc)
+                return ""
             self._address = f"{host}:{port}"
             self._show(board, 0, len(hosts))
             self._is_awaited = False
@@ -100,12 +105,7 @@ class RankWatch:
             board = connect_board(host, int(port), _CONNECT_TIMEOUT)
             board.set(f"present/{rank}", "")
         except RuntimeError as exc:  # DistError and its kinds
-            warnings.warn(
-                f"rank {rank} cannot reach the coordinator at {address}, so if a rank dies during a save, the others "
-                f"notice it only when the process group's time-out has passed: {exc}",
-                CheckpointWarning,
-                stacklevel=3,
-            )
+            _warn(f"rank {rank} cannot reach the coordinator at {address}", exc)
             return
         self._show(board, rank, num_ranks)
 
@@ -184,3 +184,12 @@ class RankWatch:
         self._council.show_pulse()
         self._finalizer = weakref.finalize(self, self._council.stop_pulse)
         self._finalizer.atexit = False
+
+
+def _warn(what: str, cause: Exception) -> None:
+    warnings.warn(
+        f"{what}, so if a rank dies during a save, the others notice it only when the process group's time-out has "
+        f"passed: {cause}",
+        CheckpointWarning,
+        stacklevel=4,
+    )

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import threading
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
 from tidegate.storage.base import Store
@@ -41,7 +38,8 @@ from .commit import read_commit_bytes
 from .container import ObjectRecord
 from .dcp_attempt import AttemptPointer, StepTicket
 from .dcp_flight import Flight
-from .dcp_metadata import ItemName, shard_map_of
+from .dcp_items import RankResult, stored_name
+from .dcp_metadata import shard_map_of
 from .dcp_values import value_of
 from .dcp_watch import RankWatch, StayingError
 from .errors import ConfigError, SaveError
@@ -60,28 +58,9 @@ from .save import (
     replaced_record,
     unconfirmed,
 )
-from .shard_map import object_name, shard_name
 from .sharded_manifest import ShardedManifest, dump_sharded
 from .translate import save_error
 from .types import JSON
-
-
-@dataclass(frozen=True, slots=True)
-class RankResult:
-    """What a rank tells the coordinator of its object. It travels by DCP's own collectives.
-
-    Attributes:
-        record: The object.
-        items: What is in it: the JSON list of `[name, offsets]`, compressed.
-    """
-
-    record: ObjectRecord
-    items: bytes
-
-    def item_names(self) -> list[ItemName]:
-        """Return what the object holds."""
-        rows = json.loads(zlib.decompress(self.items))
-        return [(name, None if offsets is None else tuple(offsets)) for name, offsets in rows]
 
 
 class TidegateWriter(StorageWriter):
@@ -231,8 +210,7 @@ class TidegateWriter(StorageWriter):
             with contextlib.suppress(StorageError):  # which nobody can commit any more
                 store.delete(rank_object_key(step, ticket.attempt, rank))
             raise
-        names = json.dumps([[item.index.fqn, _offsets(item)] for item in plan.items], separators=(",", ":"))
-        result = RankResult(record, zlib.compress(names.encode(), 1))
+        result = RankResult.of(record, plan.items)
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result([WriteResult(MetadataIndex(record.key), record.num_bytes, result)])
         return future
@@ -322,7 +300,7 @@ class TidegateWriter(StorageWriter):
         resources, flight = self._made_resources(), self._flight or Flight([], lambda: None)
         try:
             flight.await_staged()
-            items = {_name(item): value_of(item, planner) for item in plan.items}
+            items = {stored_name(item): value_of(item, planner) for item in plan.items}
             job = job_in_place(items, step, resources)
             flight.reads_for(job)
             record, _ = write_rank_object(job, store, resources, attempt, rank)
@@ -360,14 +338,3 @@ class TidegateWriter(StorageWriter):
         if self._resources is None:
             self._resources = Resources(self._options)
         return self._resources
-
-
-def _name(item: WriteItem) -> str:
-    offsets = _offsets(item)
-    return object_name(item.index.fqn) if offsets is None else shard_name(item.index.fqn, offsets)
-
-
-def _offsets(item: WriteItem) -> tuple[int, ...] | None:
-    if item.type is WriteItemType.BYTE_IO:
-        return None
-    return tuple(item.index.offset or ())
