@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from .bits import as_integers, copy_bits
+from .box_spans import Box, BoxSpans, extents_of, is_stored_by_rows
 from .load_plan import ReadItem
 from .plan import Chunk
 from .table import StateTable, make_tensors
 from .tensors import TensorSpec, quiet_complex32
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where it begins, and how long it is, along each dimension."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,24 +48,25 @@ class Boxes:
         self._rows: dict[int, list[BoxRequest]] = {}
         self._whole: dict[int, list[BoxRequest]] = {}
         self._memory: dict[int, torch.Tensor] = {}
+        self._spans = BoxSpans(table)
         for request in requests:
             if math.prod(request.box[1]):
                 is_row = _is_row(table.spec(request.tensor), request.target)
+                self._spans.add(request.tensor, request.box, is_row=is_row)
                 by_extent = self._rows if is_row else self._whole
                 by_extent.setdefault(table.tensor_extent[request.tensor], []).append(request)
         for extent in self._whole:
             self._memory[extent] = torch.empty(table.extent_bytes[extent], dtype=torch.uint8)
-        self._spans = {extent: self._span(extent) for extent in {*self._rows, *self._whole}}
         # Decoders do not go through PyTorch, and who watches `_version` shall see that the tensor changes.
         torch.autograd.graph.increment_version([r.target for r in requests if not r.target.is_inference()])
 
     def needed(self, items: Iterable[ReadItem]) -> list[ReadItem]:
         """Return the frames that hold a byte of a requested box, in their order."""
-        return [item for item in items if any(self._meets(item.chunk, extent) for extent in self._extents(item.chunk))]
+        return self._spans.needed(items)
 
     def device(self, chunk: Chunk) -> torch.device:
         """Return where the chunk's first box goes."""
-        for extent in self._extents(chunk):
+        for extent in extents_of(chunk):
             if extent in self._whole:
                 return torch.device("cpu")
             if extent in self._rows:
@@ -97,7 +96,7 @@ class Boxes:
     def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
         """Copy what is wanted of a decoded chunk to where it goes."""
         at = 0
-        for extent in self._extents(chunk):
+        for extent in extents_of(chunk):
             num_bytes = chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent]
             piece = packed[at : at + num_bytes]
             at += num_bytes
@@ -140,33 +139,6 @@ class Boxes:
             block = values[at - first : at - first + math.prod(box[1])].unflatten(0, (*box[1], 1)).squeeze(len(box[1]))
             source, goal = block[slices(relative(common, box))], target[slices(relative(common, request.box))]
             goal.copy_(source)
-
-    def _span(self, extent: int) -> tuple[int, int]:
-        """Return the bytes of an extent from the first that is wanted to the last."""
-        if extent in self._whole:
-            return 0, self._table.extent_bytes[extent]
-        spans = [self._request_span(request) for request in self._rows[extent]]
-        return min(low for low, _ in spans), max(high for _, high in spans)
-
-    def _request_span(self, request: BoxRequest) -> tuple[int, int]:
-        spec, offset = self._table.spec(request.tensor), self._table.tensor_offset[request.tensor]
-        first = last = 0
-        for start, length, whole in zip(*request.box, spec.shape, strict=True):
-            first = first * whole + start
-            last = last * whole + start + length - 1
-        return offset + first * spec.itemsize, offset + (last + 1) * spec.itemsize
-
-    def _meets(self, chunk: Chunk, extent: int) -> bool:
-        span = self._spans.get(extent)
-        if span is None:
-            return False
-        start = chunk.offset if chunk.is_piece else 0
-        end = start + (chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent])
-        return span[0] < end and start < span[1]
-
-    @staticmethod
-    def _extents(chunk: Chunk) -> range:
-        return range(chunk.first_extent, chunk.end_extent)
 
 
 def range_boxes(shape: Sequence[int], first: int, end: int) -> Iterator[tuple[int, Box]]:
@@ -220,8 +192,7 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 
 def _is_row(spec: TensorSpec, target: torch.Tensor) -> bool:
-    is_plain = spec.strides is None and not spec.conj and not spec.neg
-    return is_plain and not target.is_conj() and not target.is_neg()
+    return is_stored_by_rows(spec) and not target.is_conj() and not target.is_neg()
 
 
 def _typed(row: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

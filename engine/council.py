@@ -14,19 +14,20 @@ Each rank's process also shows a pulse, so that one that was killed is noticed l
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import os
 import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar
 
 import torch.distributed as dist
 
+from .board import Board, connect_board, serve_board, serving_host
+from .collector import collector_at_rest
 from .errors import RankFailedError
 from .types import JSON
 
@@ -36,35 +37,10 @@ _PIECE_BYTES = 4 << 20
 _LEAST_NAP_S = 0.0005
 _LONGEST_NAP_S = 0.02
 _FAREWELL_S = 5.0
-_STORE_TIMEOUT = timedelta(seconds=60)
 _UNDECIDED, _COMMIT, _ABORT = "", "commit", "abort"
 
 Failures = dict[int, str]
 _T = TypeVar("_T")
-
-
-class Board(Protocol):
-    """Where messages are put up: what a council needs of `torch.distributed.Store`."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Tell whether all of the keys are there."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """Return the value of a key; wait for it where it is not there."""
-        ...
-
-    def set(self, key: str, value: bytes | str, /) -> None:
-        """Put a value up."""
-        ...
-
-    def delete_key(self, key: str, /) -> bool:
-        """Take a value down."""
-        ...
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Put a value up if the present one is `expected`, "" for none; return what is there then."""
-        ...
 
 
 class Council:
@@ -131,8 +107,9 @@ class Council:
         nap_s = _LEAST_NAP_S
         while pending and not failures:
             arrived = [rank for rank in pending if self._is_there(f"{topic}/{rank}")]
-            for rank in arrived:
-                message = self._read(f"{topic}/{rank}")
+            with collector_at_rest():
+                messages = {rank: self._read(f"{topic}/{rank}") for rank in arrived}
+            for rank, message in messages.items():
                 if message.get("failure") is not None:
                     failures[rank] = str(message["failure"])
                 found[rank] = message.get("message")
@@ -167,10 +144,21 @@ class Council:
         except RankFailedError:
             return False
 
+    def goes_on(self, topic: str) -> bool:
+        """Settle that the save is given up; tell whether the coordinator goes on to commit it nevertheless."""
+        try:
+            return self._decide(topic, _ABORT) == _COMMIT
+        except RankFailedError:
+            return False
+
     def clear(self, topic: str) -> None:
         """On the coordinator: forget what was said and decided; replies stay for those that are late."""
         for rank in range(self.num_ranks):
             self._delete(f"{topic}/{rank}")
+
+    def stop_pulse(self) -> None:
+        """Show no sign of life any more. Does not block."""
+        self._is_closed.set()
 
     def close(self) -> None:
         """End the pulse. On the coordinator, wait for a moment until the others have heard the last word: then its
@@ -249,12 +237,12 @@ class Council:
             raise failed("", {0: f"cannot be reached: its process is gone, or the network is ({exc})"}) from exc
 
     def _beat(self) -> None:
-        number = 0
-        while not self._is_closed.wait(self._silence_s / 8):
-            number += 1
+        for number in itertools.count():
             try:
                 self._board.set(f"pulse/{self.rank}", str(number))
             except RuntimeError:
+                return
+            if self._is_closed.wait(self._silence_s / 8):
                 return
 
 
@@ -312,22 +300,18 @@ def open_council(group: dist.ProcessGroup, *, silence_s: float = 30.0) -> Counci
 
     The group is used for this only: two small objects travel over it.
     """
-    from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it, which type checkers do not see
-
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     hosts: list[str] = [""] * num_ranks
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     first = dist.get_global_rank(group, 0)
     address: list[object] = ["", 0]
     if rank == 0:
-        is_one_host = len(set(hosts)) == 1
-        host = "localhost" if is_one_host else (os.environ.get("MASTER_ADDR", hosts[0]) if first == 0 else hosts[0])
-        board = TCPStore(host, 0, None, True, _STORE_TIMEOUT, wait_for_workers=False)
-        address = [host, board.port]
+        host = serving_host(hosts, first)
+        board, port = serve_board(host)
+        address = [host, port]
     dist.broadcast_object_list(address, src=first, group=group)
     if rank != 0:
-        host, port = str(address[0]), int(str(address[1]))
-        board = TCPStore(host, port, None, False, _STORE_TIMEOUT, wait_for_workers=False)
-    council = Council(cast(Board, board), rank, num_ranks, silence_s=silence_s)
+        board = connect_board(str(address[0]), int(str(address[1])))
+    council = Council(board, rank, num_ranks, silence_s=silence_s)
     council.show_pulse()
     return council

@@ -16,18 +16,27 @@ from .commit import step_folder
 from .errors import SaveError
 
 _NAME = "ATTEMPT"
-_ATTEMPT = re.compile("[0-9a-f]{32}")
-_MAX_BYTES = 64
+_TEXT = re.compile(r"([0-9a-f]{32}) (\d{1,9}) ([!-~]*)")
+_MAX_BYTES = 1024
 _used: set[str] = set()
 """The attempts that this process has written under: a plan that brings one of them is a cached one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTicket:
-    """What the coordinator sends along with a plan."""
+    """What the coordinator sends along with a plan.
+
+    Attributes:
+        step: The step.
+        attempt: The attempt.
+        address: Where the ranks meet, see `dcp_watch.RankWatch`; "" for one rank.
+        num_ranks: How many there are.
+    """
 
     step: int
     attempt: str
+    address: str = ""
+    num_ranks: int = 1
 
 
 class AttemptPointer:
@@ -43,28 +52,30 @@ class AttemptPointer:
         self._step = step
         self._key = f"{step_folder(step)}/{_NAME}"
 
-    def put(self, attempt: str) -> None:
+    def put(self, ticket: StepTicket) -> None:
         """Name the attempt; one of an earlier save is replaced. Blocks."""
-        self._store.compare_and_put(self._key, attempt.encode(), expected=self._read())
+        text = f"{ticket.attempt} {ticket.num_ranks} {ticket.address}"
+        self._store.compare_and_put(self._key, text.encode(), expected=self._read())
 
-    def of(self, ticket: StepTicket) -> str:
-        """Return the attempt that a rank writes under. Blocks where its plan was cached.
+    def of(self, ticket: StepTicket) -> StepTicket:
+        """Return the ticket of the attempt that a rank writes under. Blocks where its plan was cached.
 
         Raises:
             SaveError: There is none.
         """
         if ticket.step == self._step and ticket.attempt not in _used:
             _used.add(ticket.attempt)
-            return ticket.attempt
+            return ticket
         text = self._read()
-        if text is None or not _ATTEMPT.fullmatch(text.decode("ascii", "replace")):
+        found = None if text is None else _TEXT.fullmatch(text.decode("ascii", "replace"))
+        if found is None:
             raise SaveError(
                 f"{self._key} at {self._store.url} does not name the attempt of this save. Do all ranks write to one "
                 "store, and is the plan cached by saves of the same planner?",
                 key=self._key,
                 stage="write",
             )
-        return text.decode()
+        return StepTicket(self._step, found[1], found[3], int(found[2]))
 
     def delete(self) -> None:
         """Remove it. Blocks; no error if it is not there."""

@@ -1,9 +1,13 @@
-"""torch.distributed.checkpoint's StorageReader over our frames: a rank reads the frames that cover what it asks for."""
+"""torch.distributed.checkpoint's StorageReader over our frames: a rank reads the frames that cover what it asks for.
+
+Of those that several ranks of one host ask for, one rank reads each, for all of them (shared_frames.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,14 +18,17 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from tidegate.storage.base import Store
 
+from .box_spans import Box
 from .checkpoint_id import checked_step, names_step, split_checkpoint_id
 from .dcp_metadata import metadata_of
+from .dcp_share import PlannedShare, shared_out
 from .dcp_values import as_dcp_bytes
 from .errors import CheckpointError, ConfigError
+from .frame_share import PATIENCE_S
 from .open_root import open_root
-from .shard_read import ShardRead, ShardReader
+from .shard_map import Offsets
+from .shard_read import ShardBox, ShardRead, ShardReader
 from .sharded_load import open_newest, open_step
-from .sharded_manifest import ShardedManifest
 from .translate import load_error
 
 _ReadItems = Sequence[ReadItem]
@@ -35,23 +42,33 @@ class TidegateReader(StorageReader):
     Args:
         root: Folder or URL of the run's checkpoints, or a Store. May be left out where the checkpoint_id is a path.
         step: The step, or "latest": the checkpoint that was committed last. A checkpoint_id says it instead.
+        share_timeout_s: How long a rank waits for what another of its host reads, before it reads that itself; 0: every
+            rank reads for itself. At most 512 MiB a rank are in the host's shared memory meanwhile.
 
     Raises:
         ConfigError: An argument is wrong.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] | Store | None = None, *, step: int | Literal["latest"] = "latest"
+        self,
+        root: str | os.PathLike[str] | Store | None = None,
+        *,
+        step: int | Literal["latest"] = "latest",
+        share_timeout_s: float = PATIENCE_S,
     ) -> None:
         super().__init__()
+        if not share_timeout_s >= 0:
+            raise ConfigError(f"share_timeout_s is {share_timeout_s}; give seconds, or 0 to share nothing")
         self._root = root
         self._step: int | Literal["latest"] = "latest" if step == "latest" else checked_step(step)
         self._store: Store | None = None
-        self._manifest: ShardedManifest | None = None
+        self._reader: ShardReader | None = None
+        self._share = PlannedShare(share_timeout_s)
+        self._share_timeout_s = share_timeout_s
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to read another checkpoint. Called by DCP only where the caller has given a checkpoint_id."""
-        self._manifest = None
+        self._reader = None
         if checkpoint_id is not None:
             root, self._step = split_checkpoint_id(checkpoint_id)
             if root is not None and root != self._root:
@@ -71,38 +88,46 @@ class TidegateReader(StorageReader):
             CorruptCheckpointError: It is damaged.
         """
         store = self._open()
-        self._manifest = open_newest(store) if self._step == "latest" else open_step(store, self._step)
-        return metadata_of(self._manifest.shards)
+        manifest = open_newest(store) if self._step == "latest" else open_step(store, self._step)
+        self._share = PlannedShare(self._share_timeout_s)
+        self._reader = ShardReader(store, manifest, self._share)
+        return metadata_of(manifest.shards)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing more than `read_metadata` has done."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return plan
+        """Add to the plan which frames this rank needs, if there are other ranks. Blocks for indexes.
+
+        Raises:
+            LoadError: An index cannot be read, or does not hold what the manifest says.
+        """
+        if not self._share.is_wanted:
+            return plan
+        reader = self._opened()
+        boxes = [ShardBox(*_box(item)) for item in plan.items if item.type is not LoadItemType.BYTE_IO]
+        with _as_load_error(reader.step):
+            return self._share.tell(plan, reader.frames_of(boxes))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
-        return plans
+        """Decide which frames each rank reads for the others of its host."""
+        return shared_out(plans)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read what the plan asks for into the planner's tensors. Blocks.
+        """Read what the plan asks for into the planner's tensors. Blocks, also until others have what this rank reads.
 
         Raises:
             LoadError: With the frame and its first tensor named.
         """
-        manifest = self._manifest
-        if manifest is None:
-            raise ConfigError("read_data was called before read_metadata; use the reader through dcp.load")
+        reader = self._opened()
+        self._share.heed(plan)
         try:
-            reader = ShardReader(self._open(), manifest)
-            with torch.inference_mode(False), torch.no_grad():
+            with _as_load_error(reader.step), torch.inference_mode(False), torch.no_grad():
                 self._read_tensors(reader, [i for i in plan.items if i.type is not LoadItemType.BYTE_IO], planner)
                 self._read_values(reader, [i for i in plan.items if i.type is LoadItemType.BYTE_IO], planner)
-        except CheckpointError:
-            raise
-        except Exception as exc:
-            raise load_error(exc, f"loading step {manifest.step}", stage="read") from exc
+                self._share.finish()
+        finally:
+            self._share.close()
         future: torch.futures.Future[None] = torch.futures.Future()
         future.set_result(None)
         return future
@@ -125,15 +150,7 @@ class TidegateReader(StorageReader):
     def _read_tensors(reader: ShardReader, items: _ReadItems, planner: LoadPlanner) -> None:
         targets = [planner.resolve_tensor(item) for item in items]
         reader.read_tensors(
-            [
-                ShardRead(
-                    item.storage_index.fqn,
-                    tuple(item.storage_index.offset or ()),
-                    (tuple(item.storage_offsets), tuple(item.lengths)),
-                    target.detach(),
-                )
-                for item, target in zip(items, targets, strict=True)
-            ]
+            [ShardRead(*_box(item), target.detach()) for item, target in zip(items, targets, strict=True)]
         )
         for item, target in zip(items, targets, strict=True):
             planner.commit_tensor(item, target)
@@ -144,7 +161,28 @@ class TidegateReader(StorageReader):
         for item in items:
             planner.load_bytes(item, as_dcp_bytes(values[item.storage_index.fqn]))
 
+    def _opened(self) -> ShardReader:
+        if self._reader is None:
+            raise ConfigError("read_metadata was not called before; use the reader through dcp.load")
+        return self._reader
+
     def _open(self) -> Store:
         if self._store is None:
             self._store = open_root(self._root)
         return self._store
+
+
+def _box(item: ReadItem) -> tuple[str, Offsets, Box]:
+    """Return the name, the offsets and the part of a shard that an item asks for."""
+    index = item.storage_index
+    return index.fqn, tuple(index.offset or ()), (tuple(item.storage_offsets), tuple(item.lengths))
+
+
+@contextlib.contextmanager
+def _as_load_error(step: int) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as exc:
+        raise load_error(exc, f"loading step {step}", stage="read") from exc

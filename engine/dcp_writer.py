@@ -3,24 +3,31 @@
 What DCP calls, in its order: `reset` (with a checkpoint_id only), `set_up_storage_writer`, `prepare_local_plan`, on the
 coordinator `prepare_global_plan`, then `write_data` on every rank, and `finish` on the coordinator. After a failure it
 calls nothing more.
+
+Between those calls DCP's own collectives wait, which nothing can interrupt: they end with the process group's time-out,
+or when its backend sees that a process is gone. What ranks wait for inside of ours is watched (dcp_watch.py):
+
+    killed in …                       the others raise
+    its plan, DCP's round of plans    when DCP's collective fails, at the latest at the group's time-out
+    write_data                        RankFailedError that names it, after `rank_silence_s`
+    DCP's round of results, finish    when DCP's collective fails, at the latest at the group's time-out
+
+In none of them is anything committed but a checkpoint that is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import threading
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
 from tidegate.storage.base import Store
@@ -31,12 +38,14 @@ from .commit import read_commit_bytes
 from .container import ObjectRecord
 from .dcp_attempt import AttemptPointer, StepTicket
 from .dcp_flight import Flight
-from .dcp_metadata import ItemName, shard_map_of
+from .dcp_items import RankResult, stored_name
+from .dcp_metadata import shard_map_of
 from .dcp_values import value_of
+from .dcp_watch import RankWatch, StayingError
 from .errors import ConfigError, SaveError
 from .open_root import open_root
 from .options import Options
-from .rank_object import job_in_place, write_rank_object
+from .rank_object import job_in_place, rank_object_key, write_rank_object
 from .resources import Resources
 from .retention import apply_retention, drop_replaced
 from .save import (
@@ -48,28 +57,9 @@ from .save import (
     replaced_record,
     unconfirmed,
 )
-from .shard_map import object_name, shard_name
 from .sharded_manifest import ShardedManifest, dump_sharded
 from .translate import save_error
 from .types import JSON
-
-
-@dataclass(frozen=True, slots=True)
-class RankResult:
-    """What a rank tells the coordinator of its object. It travels by DCP's own collectives.
-
-    Attributes:
-        record: The object.
-        items: What is in it: the JSON list of `[name, offsets]`, compressed.
-    """
-
-    record: ObjectRecord
-    items: bytes
-
-    def item_names(self) -> list[ItemName]:
-        """Return what the object holds."""
-        rows = json.loads(zlib.decompress(self.items))
-        return [(name, None if offsets is None else tuple(offsets)) for name, offsets in rows]
 
 
 class TidegateWriter(StorageWriter):
@@ -89,6 +79,8 @@ class TidegateWriter(StorageWriter):
         chunk_bytes: The pipeline's unit.
         host_budget_bytes: The most host memory for frames in flight; None: half of what is available.
         keep_last: How many of the newest checkpoints stay after a commit; None: all.
+        rank_deadline_s: How long a rank may take to write; then the save has failed on all.
+        rank_silence_s: A rank whose process shows no sign of life for so long while others write has failed.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -105,6 +97,8 @@ class TidegateWriter(StorageWriter):
         chunk_bytes: int = 64 << 20,
         host_budget_bytes: int | None = None,
         keep_last: int | None = None,
+        rank_deadline_s: float = 1800.0,
+        rank_silence_s: float = 30.0,
     ) -> None:
         super().__init__()
         self._codec = "zstd" if codec == "auto" else codec
@@ -117,8 +111,9 @@ class TidegateWriter(StorageWriter):
         self._step = None if step is None else checked_step(step)
         self._overwrite = overwrite
         self._metadata = dict(metadata or {})
+        self._watch = RankWatch(deadline_s=rank_deadline_s, silence_s=rank_silence_s)
         self._is_coordinator = False
-        self._attempt: str | None = None
+        self._ticket: StepTicket | None = None
         self._replaces: bytes | None = None
         self._has_pointer = False
         self._flight: Flight | None = None
@@ -174,41 +169,47 @@ class TidegateWriter(StorageWriter):
             self._replaces = read_commit_bytes(store, step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
-        return plan
+        """Add to the plan where this rank runs."""
+        return dataclasses.replace(plan, storage_data=self._watch.host())
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin an attempt, and tell the ranks. Blocks for a small object where DCP has cached their plans."""
         store, step = self._open()
-        self._attempt = new_attempt()
+        address = self._watch.serve([plan.storage_data for plan in plans])
+        self._ticket = ticket = StepTicket(step, new_attempt(), address, len(plans))
         if not all(plan.usable for plan in plans):
             self._has_pointer = True
-            AttemptPointer(store, step).put(self._attempt)
-        ticket = StepTicket(step, self._attempt)
+            AttemptPointer(store, step).put(ticket)
         return [dataclasses.replace(plan, storage_data=(rank, ticket)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Encode and write what the plan gives this rank, as one object. Blocks until that is durable.
+        """Encode and write what the plan gives this rank, as one object. Blocks until all ranks have done so.
 
-        The tensors are read where they are and must not change meanwhile. If it raises, the object is aborted.
+        The tensors are read where they are and must not change meanwhile. If it raises, the object is deleted.
+
+        Raises:
+            RankFailedError: A rank is dead, or silent past the deadline. DCP does not catch this one: `dcp.save` raises
+                it on this rank at once, and the next save needs a process group without the dead rank.
         """
         store, step = self._open()
-        rank, ticket = plan.storage_data
-        attempt = self._attempt if self._is_coordinator and self._attempt else None
-        self._attempt = attempt = attempt or AttemptPointer(store, step).of(ticket)
-        resources, flight = self._made_resources(), self._flight or Flight([], lambda: None)
+        rank, sent = plan.storage_data
+        ticket = self._ticket if self._is_coordinator else None
+        self._ticket = ticket = ticket or AttemptPointer(store, step).of(sent)
+        what = f"save of step {step}"
+        self._watch.begin(ticket.address, rank, ticket.num_ranks)
         try:
-            flight.await_staged()
-            items = {_name(item): value_of(item, planner) for item in plan.items}
-            job = job_in_place(items, step, resources)
-            flight.reads_for(job)
-            record, _ = write_rank_object(job, store, resources, attempt, rank)
-        except Exception as exc:
-            raise save_error(exc, f"save of step {step} on rank {rank}") from exc
-        finally:
-            flight.end()
-        names = json.dumps([[item.index.fqn, _offsets(item)] for item in plan.items], separators=(",", ":"))
-        result = RankResult(record, zlib.compress(names.encode(), 1))
+            try:
+                record = self._write(plan, planner, ticket.attempt, rank)
+            except Exception as exc:
+                raise save_error(exc, f"{what} on rank {rank}") from exc
+            finally:
+                self._watch.agree(what, ticket.attempt)
+        except StayingError:
+            self._give_up()
+            with contextlib.suppress(StorageError):  # which nobody can commit any more
+                store.delete(rank_object_key(step, ticket.attempt, rank))
+            raise
+        result = RankResult.of(record, plan.items)
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result([WriteResult(MetadataIndex(record.key), record.num_bytes, result)])
         return future
@@ -216,11 +217,11 @@ class TidegateWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit what all ranks have written. Blocks until it is durable."""
         store, step = self._open()
-        attempt = self._attempt
-        if attempt is None:
+        if self._ticket is None:
             raise ConfigError(
                 "finish was called before write_data; use the writer through torch.distributed.checkpoint"
             )
+        attempt = self._ticket.attempt
         try:
             found = [result.storage_data for rank in results for result in rank]
             if len(found) != len(results) or not all(isinstance(item, RankResult) for item in found):
@@ -231,14 +232,14 @@ class TidegateWriter(StorageWriter):
             )
             commit_attempt(store, step, attempt, dump_sharded(manifest), self._replaces)
         except BaseException as exc:
-            self._attempt = None
+            self._ticket = None
             is_there = give_up(store, step, attempt)
             with contextlib.suppress(StorageError):
                 self._delete_pointer(store, step)
             if is_there:
                 raise unconfirmed(step, exc) from exc
             raise
-        self._attempt = None
+        self._ticket = None
         with contextlib.suppress(StorageError):  # the save is committed: what is left is a leftover
             self._delete_pointer(store, step)
             replaced = replaced_record(self._replaces, step)
@@ -267,12 +268,7 @@ class TidegateWriter(StorageWriter):
         """
         if self._flight is not None and self._flight.is_alive:
             return  # what has failed is another save, that was refused for the one in flight
-        with self._lock:
-            attempt, self._attempt = self._attempt, None
-            if attempt is not None and self._is_coordinator and self._store is not None and self._step is not None:
-                give_up(self._store, self._step, attempt)
-                with contextlib.suppress(StorageError):
-                    self._delete_pointer(self._store, self._step)
+        self._give_up()
 
     def abort_if_failed(self, future: Any) -> None:
         """Abort if a save's future holds an exception."""
@@ -284,6 +280,7 @@ class TidegateWriter(StorageWriter):
         again."""
         self.wait_idle()
         self.abort()
+        self._watch.close()
         if self._resources is not None:
             self._resources.close()
             self._resources = None
@@ -296,6 +293,28 @@ class TidegateWriter(StorageWriter):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write(self, plan: SavePlan, planner: SavePlanner, attempt: str, rank: int) -> ObjectRecord:
+        store, step = self._open()
+        resources, flight = self._made_resources(), self._flight or Flight([], lambda: None)
+        try:
+            flight.await_staged()
+            items = {stored_name(item): value_of(item, planner) for item in plan.items}
+            job = job_in_place(items, step, resources)
+            flight.reads_for(job)
+            record, _ = write_rank_object(job, store, resources, attempt, rank)
+        finally:
+            flight.end()
+        return record
+
+    def _give_up(self) -> None:
+        """Delete what the attempt in progress has written; on other ranks than the coordinator, only forget it."""
+        with self._lock:
+            ticket, self._ticket = self._ticket, None
+            if ticket is not None and self._is_coordinator and self._store is not None and self._step is not None:
+                give_up(self._store, self._step, ticket.attempt)
+                with contextlib.suppress(StorageError):
+                    self._delete_pointer(self._store, self._step)
 
     def _open(self) -> tuple[Store, int]:
         if self._step is None:
@@ -318,14 +337,3 @@ class TidegateWriter(StorageWriter):
         if self._resources is None:
             self._resources = Resources(self._options)
         return self._resources
-
-
-def _name(item: WriteItem) -> str:
-    offsets = _offsets(item)
-    return object_name(item.index.fqn) if offsets is None else shard_name(item.index.fqn, offsets)
-
-
-def _offsets(item: WriteItem) -> tuple[int, ...] | None:
-    if item.type is WriteItemType.BYTE_IO:
-        return None
-    return tuple(item.index.offset or ())

@@ -72,27 +72,49 @@ class LoadRound:
             record = self._choose(f"{self.topic}/{number}", records)
             if record is None:
                 raise CheckpointNotFoundError(f"no checkpoint is committed at {store.url} that was asked for: {step}")
-            state, failure = None, None
-            deadline_s = time.monotonic() + self.timeout_s
-            share = FrameShare(self.council, f"{self.topic}/{number}/frames", deadline_s, self.grace_s)
-            try:
-                manifest = open_sharded(store, record)
-                state = load_sharded(store, manifest, map_location=map_location, into=into, part=part, share=share)
-            except CheckpointError as exc:
-                failure = exc
             is_last = not records or step != "latest"
-            try:
-                share.skip()
-                if self._all_loaded(f"{self.topic}/{number}/loaded", failure, is_last=is_last):
-                    return state, record.attempt
-            finally:
-                share.close()
+            state, failure, is_loaded = self._try(
+                f"{self.topic}/{number}",
+                store,
+                record,
+                is_last=is_last,
+                map_location=map_location,
+                into=into,
+                part=part,
+            )
+            if is_loaded:
+                return state, record.attempt
             warnings.warn(
                 f"checkpoint of step {record.step} is damaged and was passed over: {failure or 'another rank says so'}",
                 CheckpointWarning,
                 stacklevel=5,
             )
         return None, ""
+
+    def _try(
+        self,
+        topic: str,
+        store: Store,
+        record: CommitRecord,
+        *,
+        is_last: bool,
+        map_location: MapLocation,
+        into: object | None,
+        part: PartPaths,
+    ) -> tuple[object, CheckpointError | None, bool]:
+        """Load one checkpoint. Returns the state, what this rank has failed of, and whether all have loaded."""
+        state, failure = None, None
+        share = FrameShare(self.council, f"{topic}/frames", time.monotonic() + self.timeout_s, self.grace_s)
+        try:
+            try:
+                manifest = open_sharded(store, record)
+                state = load_sharded(store, manifest, map_location=map_location, into=into, part=part, share=share)
+            except CheckpointError as exc:
+                failure = exc
+            share.skip()
+            return state, failure, self._all_loaded(f"{topic}/loaded", failure, is_last=is_last)
+        finally:
+            share.close()
 
     def _choose(self, topic: str, records: list[CommitRecord]) -> CommitRecord | None:
         """Let the coordinator say which checkpoint comes next, when all ranks have come."""

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from tidegate.codec.words import dtype_name
 
-from .boxes import Box
+from .box_spans import Box
 from .errors import UnsupportedStateError
 from .flatten import Flat
 from .shard_map import GlobalSpec, object_name, shard_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from .collector import collector_at_rest
 from .council import Council, failed
 from .errors import RankFailedError
 from .json_fields import as_dict, as_str
@@ -103,18 +104,16 @@ class PlanRound:
         known = dict(enumerate(self._digests))
         if any(is_staged and known.get(rank) != digests[rank] for rank, is_staged in enumerate(are_staged)):
             self._refuse_change(topic, are_staged)
-        parts = [
-            self._parts[rank] if known.get(rank) == digests[rank] else RankPart.from_json(message["part"])
-            for rank, message in enumerate(said)
-        ]
+        with collector_at_rest():
+            parts = [
+                self._parts[rank] if known.get(rank) == digests[rank] else RankPart.from_json(message["part"])
+                for rank, message in enumerate(said)
+            ]
         self._learn_names(topic, local, parts, deadline_s)
         before = self._shares if self._parts else []
         if digests != self._digests:
-            self.shards, self._shares, self.num_items = share_out(parts, self._names)
-            self.shards_text = dump_shards(self.shards)
-            self._parts, self._digests = parts, digests
-            used = {part.names for part in parts}
-            self._names = {digest: names for digest, names in self._names.items() if digest in used}
+            with collector_at_rest():
+                self._share_out(parts, digests)
         attempt = new_attempt()
         replies: dict[int, JSON] = {}
         for rank, (is_staged, share) in enumerate(zip(are_staged, self._shares, strict=True)):
@@ -122,6 +121,14 @@ class PlanRound:
                 self._refuse_change(topic, are_staged)
             replies[rank] = {"attempt": attempt, "share": None if is_staged else share.to_json()}
         return replies
+
+    def _share_out(self, parts: list[RankPart], digests: list[str]) -> None:
+        """Decide anew who writes what."""
+        self.shards, self._shares, self.num_items = share_out(parts, self._names)
+        self.shards_text = dump_shards(self.shards)
+        self._parts, self._digests = parts, digests
+        used = {part.names for part in parts}
+        self._names = {digest: names for digest, names in self._names.items() if digest in used}
 
     def _learn_names(self, topic: str, local: LocalPart, parts: Sequence[RankPart], deadline_s: float) -> None:
         self._names.setdefault(local.part.names, local.names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tidegate.codec.words import DTYPE_OF_NAME
@@ -97,13 +97,14 @@ class ShardMapMaker:
 
     def add(self, name: str, spec: GlobalSpec, layout: ShardLayout) -> None:
         """Add a tensor."""
-        self.add_number(name, self.spec_number(spec), self.layout_number(layout))
+        self.add_numbers([(name, (self.spec_number(spec), self.layout_number(layout)))])
 
-    def add_number(self, name: str, spec: int, layout: int) -> None:
-        """Add a tensor whose spec and layout are known by number."""
-        self.made.names.append(name)
-        self.made.tensor_spec.append(spec)
-        self.made.tensor_layout.append(layout)
+    def add_numbers(self, tensors: Iterable[tuple[str, tuple[int, int]]]) -> None:
+        """Add tensors whose specs and layouts are known by number."""
+        for name, (spec, layout) in tensors:
+            self.made.names.append(name)
+            self.made.tensor_spec.append(spec)
+            self.made.tensor_layout.append(layout)
 
     def add_value(self, name: str, rank: int, place: int | None = None) -> None:
         """Add a value that is no tensor, by default behind the tensors that were added."""

@@ -17,9 +17,9 @@ import xxhash
 
 from tidegate.codec.words import DTYPE_OF_NAME
 
-from .boxes import Box
+from .box_spans import Box
 from .errors import SaveError
-from .json_fields import as_dict, as_int, as_ints, as_list, as_str
+from .json_fields import as_dict, as_ints, as_list, as_str
 from .shard_map import GlobalSpec, PathSteps, ShardLayout, ShardMap, ShardMapMaker, check_shard_map
 from .types import JSON
 
@@ -78,12 +78,14 @@ class RankPart:
 
     def to_json(self) -> JSON:
         """Write it for the coordinator."""
+        specs = [spec for spec, _ in self.classes]
+        rows = itertools.chain.from_iterable((*spec.shape, *box[0], *box[1]) for spec, box in self.classes)
         return {
             "names": self.names,
-            "classes": [
-                [spec.dtype, list(spec.shape), int(spec.requires_grad), list(box[0]), list(box[1])]
-                for spec, box in self.classes
-            ],
+            "dtypes": [spec.dtype for spec in specs],
+            "grads": [int(spec.requires_grad) for spec in specs],
+            "dims": [len(spec.shape) for spec in specs],
+            "numbers": list(rows),
         }
 
     def digest(self) -> str:
@@ -94,11 +96,12 @@ class RankPart:
     def from_json(cls, node: JSON) -> RankPart:
         """Read what a rank has sent."""
         fields = as_dict(node)
+        numbers = iter(as_ints(fields["numbers"]))
+        columns = (as_list(fields["dtypes"]), as_ints(fields["grads"]), as_ints(fields["dims"]))
         classes: list[TensorClass] = []
-        for item in as_list(fields["classes"]):
-            dtype, shape, grad, starts, sizes = as_list(item)
-            spec = GlobalSpec(as_str(dtype), as_ints(shape), as_int(grad) == 1)
-            classes.append((spec, (as_ints(starts), as_ints(sizes))))
+        for dtype, grad, dim in zip(*columns, strict=True):
+            shape, starts, sizes = (tuple(itertools.islice(numbers, dim)) for _ in range(3))
+            classes.append((GlobalSpec(as_str(dtype), shape, grad == 1), (starts, sizes)))
         return cls(as_str(fields["names"]), tuple(classes))
 
 
@@ -184,14 +187,11 @@ class _Division:
         self._number_of: dict[str, Mapping[str, int]] = {}
 
     def divide(self) -> tuple[ShardMap, list[Share], list[int]]:
-        members: dict[_Key, list[str]] = defaultdict(list)
-        for name, key in self._keys().items():
-            members[key].append(name)
+        members = self._members()
         chosen: dict[str, tuple[int, int]] = {}
         for key in sorted(members, key=lambda key: -self._bytes_of(key) * len(members[key])):
             self._place(key, members[key], chosen)
-        for name in _in_order(self._names, self._ranks):
-            self._maker.add_number(name, *chosen[name])
+        self._maker.add_numbers((name, chosen[name]) for name in _in_order(self._names, self._ranks))
         self._place_values()
         shards = self._maker.made
         shards.paths = {name: steps for digest in self._ranks for name, steps in self._names[digest].paths.items()}
@@ -201,18 +201,22 @@ class _Division:
             raise SaveError(f"what the ranks have does not make a whole state: {exc}", stage="plan") from exc
         return shards, self._shares, self._num_items
 
-    def _keys(self) -> dict[str, _Key]:
-        """Find for each tensor the sets of names that have it, and its class there."""
+    def _members(self) -> dict[_Key, list[str]]:
+        """Find the tensors that the same sets of names have, and that have the same class there."""
         if len(self._ranks) == 1:
             (digest,) = self._ranks
-            here = self._names[digest]
-            keys = [((digest, number),) for number in range(max(here.class_of, default=-1) + 1)]
-            return {name: keys[number] for name, number in zip(here.tensors, here.class_of, strict=True)}
-        found: dict[str, _Key] = {}
+            of_class: dict[int, list[str]] = defaultdict(list)
+            for name, number in zip(self._names[digest].tensors, self._names[digest].class_of, strict=True):
+                of_class[number].append(name)
+            return {((digest, number),): names for number, names in of_class.items()}
+        keys: dict[str, _Key] = {}
         for digest in self._ranks:
             here = self._names[digest]
             for name, number in zip(here.tensors, here.class_of, strict=True):
-                found[name] = (*found.get(name, ()), (digest, number))
+                keys[name] = (*keys.get(name, ()), (digest, number))
+        found: dict[_Key, list[str]] = defaultdict(list)
+        for name, key in keys.items():
+            found[key].append(name)
         return found
 
     def _bytes_of(self, key: _Key) -> int:
@@ -233,8 +237,7 @@ class _Division:
         for first, end in itertools.pairwise(cuts):
             owners = tuple(_owner(holders[box], spans[box], first) for box in boxes)
             layout = self._maker.layout_number(ShardLayout(offsets, sizes, owners))
-            for name in members[first:end]:
-                chosen[name] = spec_number, layout
+            chosen.update(dict.fromkeys(members[first:end], (spec_number, layout)))
         self._rule(key, members, holders, spans)
 
     def _holders(self, key: _Key, name: str) -> tuple[GlobalSpec, dict[Box, list[int]]]:
@@ -262,6 +265,10 @@ class _Division:
         Returns:
             By rank: the first tensor that it writes, and the one after its last.
         """
+        if len(ranks) == 1:
+            self._load_bytes[ranks[0]] += num_tensors * num_bytes
+            self._num_items[ranks[0]] += num_tensors
+            return [(0, num_tensors)]
         counts = _level_counts([self._load_bytes[rank] for rank in ranks], num_tensors, num_bytes)
         ends = list(itertools.accumulate(counts))
         for rank, count in zip(ranks, counts, strict=True):

@@ -6,14 +6,17 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from tidegate.storage.base import Store
 
-from .boxes import Box, Boxes, BoxRequest
+from .box_spans import Box, BoxSpans, is_stored_by_rows
+from .boxes import Boxes, BoxRequest
 from .errors import CorruptCheckpointError, LoadError
-from .frame_share import FrameShare
+from .frame_plan import Frame
+from .frame_share import Sharing
 from .load_plan import ReadItem
 from .open_objects import FrameSource
 from .parts import Part, tensors_in
@@ -30,20 +33,32 @@ _NUM_THREADS = max(2, min(8, os.cpu_count() or 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardRead:
-    """A part of a shard that is wanted.
+class ShardBox:
+    """A part of a shard.
 
     Attributes:
         name: The tensor's name.
         offsets: Where the shard begins in the tensor.
         box: The part, relative to the shard.
-        target: Where it goes: a tensor of the box's shape, without autograd.
     """
 
     name: str
     offsets: Offsets
     box: Box
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardRead(ShardBox):
+    """A part of a shard that is wanted.
+
+    Attributes:
+        target: Where it goes: a tensor of the box's shape, without autograd.
+    """
+
     target: torch.Tensor
+
+
+_B = TypeVar("_B", bound=ShardBox)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +79,7 @@ class ShardReader:
         share: What this rank shares with the others of its host, if it loads together with them.
     """
 
-    def __init__(self, store: Store, manifest: ShardedManifest, share: FrameShare | None = None) -> None:
+    def __init__(self, store: Store, manifest: ShardedManifest, share: Sharing | None = None) -> None:
         self._store = store
         self._share = share
         self._manifest = manifest
@@ -77,25 +92,39 @@ class ShardReader:
         """Which rank holds what."""
         return self._manifest.shards
 
+    @property
+    def step(self) -> int:
+        """The checkpoint's step."""
+        return self._manifest.step
+
     def read_tensors(self, reads: Sequence[ShardRead]) -> None:
         """Fill the targets. Blocks. Of each frame that is needed, only one read is made here.
 
         Raises:
             LoadError, StorageError: Targets may be half filled then.
         """
-        by_rank: dict[int, list[ShardRead]] = defaultdict(list)
-        for read in reads:
-            by_rank[self._place(read.name, read.offsets)[0]].append(read)
-        parts = [self._part(rank, by_rank[rank]) for rank in sorted(by_rank)]
+        parts = [self._part(rank, its_reads) for rank, its_reads in self._by_rank(reads)]
         source: FrameSource = self._store
         if self._share is not None:
-            frames = [
-                (item.key, item.entry.offset, item.entry.header.frame_bytes) for part in parts for item in part.items
-            ]
-            source = self._share.around(self._store, frames)
+            source = self._share.around(self._store, [_frame(item) for part in parts for item in part.items])
         for part in parts:
             read_frames(source, part.table, part.items, part.boxes, num_threads=_NUM_THREADS)
             part.boxes.finish()
+
+    def frames_of(self, boxes: Sequence[ShardBox]) -> list[Frame]:
+        """Return the frames that hold boxes, in the order in which `read_tensors` reads them. Blocks for indexes.
+
+        Raises as above.
+        """
+        found: list[Frame] = []
+        for rank, its_boxes in self._by_rank(boxes):
+            opened, key = self._open(rank), self._manifest.objects[rank].key
+            spans = BoxSpans(opened.table)
+            for box in its_boxes:
+                tensor = opened.tensor_index(shard_name(box.name, box.offsets), key)
+                spans.add(tensor, box.box, is_row=is_stored_by_rows(opened.table.spec(tensor)))
+            found += [_frame(item) for item in spans.needed(opened.plan.items)]
+        return found
 
     def read_values(self, names: Iterable[str]) -> Mapping[str, object]:
         """Return values that are no tensors, by name. Blocks. Raises as above."""
@@ -109,6 +138,12 @@ class ShardReader:
         for rank in sorted(by_rank):
             found.update(self._values_from(rank, by_rank[rank]))
         return found
+
+    def _by_rank(self, boxes: Sequence[_B]) -> list[tuple[int, list[_B]]]:
+        by_rank: dict[int, list[_B]] = defaultdict(list)
+        for box in boxes:
+            by_rank[self._place(box.name, box.offsets)[0]].append(box)
+        return sorted(by_rank.items(), key=lambda row: row[0])
 
     def _part(self, rank: int, reads: Sequence[ShardRead]) -> _ObjectRead:
         """Find what is to be read of a rank's object."""
@@ -160,6 +195,10 @@ class ShardReader:
         if rank not in self._opened:
             self._opened[rank] = open_rank_object(self._store, self._manifest, rank)
         return self._opened[rank]
+
+
+def _frame(item: ReadItem) -> Frame:
+    return item.key, item.entry.offset, item.entry.header.frame_bytes
 
 
 def _check_fits(request: BoxRequest, read: ShardRead, opened: RankObject) -> None:

@@ -14,7 +14,7 @@ from .boxes import intersection, relative, slices
 from .commit import CommitRecord, read_commits, step_folder
 from .errors import CheckpointError, CheckpointNotFoundError, ConfigError, CorruptCheckpointError, LoadError
 from .flatten import assemble, flatten
-from .frame_share import FrameShare
+from .frame_share import Sharing
 from .load import manifest_text
 from .local_part import BoxFinder
 from .locate import Locator, MapLocation
@@ -85,7 +85,7 @@ def load_sharded(
     into: object | None,
     part: PartPaths,
     targets: Mapping[str, torch.Tensor] | None = None,
-    share: FrameShare | None = None,
+    share: Sharing | None = None,
 ) -> object:
     """Read a sharded checkpoint. Blocks. Needs no other rank.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,8 +113,10 @@ def _path_nodes(paths: Mapping[str, PathSteps]) -> JSON:
 
 def _pack(values: Sequence[int]) -> JSON:
     """Write [value, count] pairs where that is shorter than the values themselves."""
-    runs: list[JSON] = [[value, len(list(group))] for value, group in itertools.groupby(values)]
-    return {"runs": runs} if len(runs) * 2 < len(values) else list(values)
+    num_runs = sum(map(operator.ne, values, itertools.islice(values, 1, None))) + 1
+    if num_runs * 2 >= len(values):
+        return list(values)
+    return {"runs": [[value, len(list(group))] for value, group in itertools.groupby(values)]}
 
 
 def parse_sharded(text: bytes, key: str) -> ShardedManifest:
