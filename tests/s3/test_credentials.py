@@ -91,7 +91,7 @@ def test_A21_new_keys_in_the_file_are_taken_up(aws_environment: Seaweed, run_pre
         store.close()
         used = {request.access_key for request in front.requests}
     assert used == {ADMIN.access_key, RENEWED.access_key}
-    assert len(script.taken) > 7
+    assert len(script.taken) > 5, "some were sent after the keys had expired"
     assert set(script.taken.values()) == {1}
     assert uploads_at(aws_environment, run_prefix) == []
 
