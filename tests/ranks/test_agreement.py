@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard
 
 import tidegate
+import tidegate.meeting
 from tests.kit.crew import Crew
 from tests.kit.reads import ReadingStore
 from tests.kit.sharding import distributed, mesh_of, whole_bits, whole_tensors, zeros_like
+from tests.kit.shared_memory import shared_memory_of
 from tidegate.dcp import TidegateReader
 from tidegate.errors import LoadError, RankFailedError
 from tidegate.storage import open_store
@@ -226,7 +229,10 @@ def load_copies(rank: int, root: str) -> tuple[int, dict[str, object]]:
     store = ReadingStore(open_store(root))
     mesh = mesh_of(dist.get_world_size())
     state = zeros_like({"x": distributed(whole_tensors(), mesh, [Replicate()]), "plain": torch.zeros(1 << 15)})
-    with tidegate.CheckpointEngine(store, process_group=dist.group.WORLD) as engine:
+    with (
+        mock.patch.object(tidegate.meeting, "SHARED_MEMORY", shared_memory_of(root)),
+        tidegate.CheckpointEngine(store, process_group=dist.group.WORLD) as engine,
+    ):
         before = store.num_bytes_of(".tg")
         loaded = engine.load(into=state)
     store.close()
@@ -240,13 +246,9 @@ def save_whole(rank: int, root: str) -> None:
         engine.save_async(state, step=1).result()
 
 
-def shared_frames() -> list[Path]:
-    """The folders in which ranks of this host hand frames to each other; another program may have some, too."""
-    return list(Path("/dev/shm").glob("tidegate-frames-*"))
-
-
 def test_ranks_of_one_host_read_each_frame_once(crew: Crew, tmp_path: Path) -> None:
-    before = set(shared_frames())
+    shared_memory = shared_memory_of(tmp_path)
+    shared_memory.mkdir()
     crew.run(2, save_whole, str(tmp_path))
     stored_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*.tg"))
     expected = whole_bits({"x": whole_tensors(), "plain": torch.arange(1.0 * (1 << 15))})
@@ -254,4 +256,4 @@ def test_ranks_of_one_host_read_each_frame_once(crew: Crew, tmp_path: Path) -> N
     assert all(loaded == expected for _, loaded in outcomes)
     tails_bytes = 4 * 2 * 4096  # every rank reads every object's tail
     assert sum(num_bytes for num_bytes, _ in outcomes) <= stored_bytes + 2 * tails_bytes
-    assert set(shared_frames()) <= before
+    shared_memory.rmdir()  # nothing is left in it

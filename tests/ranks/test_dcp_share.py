@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import Replicate, Shard
 
@@ -24,6 +23,7 @@ import tidegate.meeting
 from tests.kit.crew import Crew, Killed, kill_me
 from tests.kit.reads import ReadingStore
 from tests.kit.sharding import distributed, mesh_of, whole_bits, whole_tensors, zeros_like
+from tests.kit.shared_memory import shared_memory_of
 from tests.kit.wrapping import WrappedStore
 from tidegate.dcp import TidegateReader, TidegateWriter
 from tidegate.meeting import Meeting
@@ -33,11 +33,6 @@ NUM_SAVING = 2
 CHUNK_BYTES = 1 << 16
 PLAIN = 1 << 17
 STEP = 1
-
-
-def shared_memory_of(root: str | Path) -> Path:
-    """A place in this host's shared memory that no other test or program uses."""
-    return Path("/dev/shm") / f"tidegate-test-{xxhash.xxh3_64_hexdigest(str(root).encode())}"
 
 
 @pytest.fixture(autouse=True)
