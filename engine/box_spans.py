@@ -36,7 +36,7 @@ class BoxSpans:
 
     def needed(self, items: Iterable[ReadItem]) -> list[ReadItem]:
         """Return the frames that hold a byte of what is wanted, in their order."""
-        return [item for item in items if any(self._meets(item.chunk, extent) for extent in extents_of(item.chunk))]
+        return [item for item in items if any(self._meets(item.chunk, extent) for extent in item.chunk.extents)]
 
     def _row_span(self, tensor: int, box: Box) -> tuple[int, int]:
         spec, offset = self._table.spec(tensor), self._table.tensor_offset[tensor]
@@ -50,16 +50,10 @@ class BoxSpans:
         span = self._spans.get(extent)
         if span is None:
             return False
-        start = chunk.offset if chunk.is_piece else 0
-        end = start + (chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent])
-        return span[0] < end and start < span[1]
+        start, num_bytes = chunk.span(extent, self._table.extent_bytes)
+        return span[0] < start + num_bytes and start < span[1]
 
 
 def is_stored_by_rows(spec: TensorSpec) -> bool:
     """Tell whether a tensor is stored row by row, value for value."""
     return spec.strides is None and not spec.conj and not spec.neg
-
-
-def extents_of(chunk: Chunk) -> range:
-    """Return the extents that a chunk holds, or holds a piece of."""
-    return range(chunk.first_extent, chunk.end_extent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from .bits import as_integers, copy_bits
-from .box_spans import Box, BoxSpans, extents_of, is_stored_by_rows
+from .box_spans import Box, BoxSpans, is_stored_by_rows
 from .load_plan import ReadItem
 from .plan import Chunk
 from .table import StateTable, make_tensors
@@ -66,7 +66,7 @@ class Boxes:
 
     def device(self, chunk: Chunk) -> torch.device:
         """Return where the chunk's first box goes."""
-        for extent in extents_of(chunk):
+        for extent in chunk.extents:
             if extent in self._whole:
                 return torch.device("cpu")
             if extent in self._rows:
@@ -96,7 +96,7 @@ class Boxes:
     def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
         """Copy what is wanted of a decoded chunk to where it goes."""
         at = 0
-        for extent in extents_of(chunk):
+        for extent in chunk.extents:
             num_bytes = chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent]
             piece = packed[at : at + num_bytes]
             at += num_bytes

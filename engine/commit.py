@@ -220,6 +220,12 @@ def publish(store: Store, record: CommitRecord, replaces: bytes | None) -> None:
     store.compare_and_put(commit_key(record.step), record.dump(), expected=replaces)
 
 
+def is_committed(store: Store, step: int, attempt: str) -> bool:
+    """Tell whether an attempt is what its step is now. Blocks. Raises CorruptCheckpointError where nobody can say."""
+    text = read_commit_bytes(store, step)
+    return text is not None and parse_commit(text, step).attempt == attempt
+
+
 def check_bases(store: Store, record: CommitRecord, replaces: bytes | None) -> None:
     """Check, right after a difference was published, that its bases are still committed; else take it back. Blocks.
 
@@ -230,8 +236,7 @@ def check_bases(store: Store, record: CommitRecord, replaces: bytes | None) -> N
         SaveError: One is gone. The step is as it was before.
     """
     for step, attempt in record.bases:
-        text = read_commit_bytes(store, step)
-        if text is None or parse_commit(text, step).attempt != attempt:
+        if not is_committed(store, step, attempt):
             if replaces is not None:
                 store.compare_and_put(commit_key(record.step), replaces, expected=record.dump())
             elif read_commit_bytes(store, record.step) == record.dump():

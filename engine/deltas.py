@@ -10,7 +10,7 @@ from tidegate.storage.base import Store
 from tidegate.storage.errors import StorageError
 
 from .buffers import BufferPool
-from .commit import CommitRecord, parse_commit, read_commit_bytes, read_commits
+from .commit import CommitRecord, is_committed, read_commits
 from .delta import DeltaPolicy
 from .delta_save import DeltaSave
 from .errors import CheckpointError
@@ -127,12 +127,7 @@ class Deltas:
         if not is_known or len(chain) > self._policy.max_chain or job.step in [step for step, _ in chain]:
             return False
         # Each of the chain must be what its step is now, or commit.check_bases would refuse the save in the end.
-        return all(_is_committed(store, step, attempt) for step, attempt in chain)
-
-
-def _is_committed(store: Store, step: int, attempt: str) -> bool:
-    text = read_commit_bytes(store, step)
-    return text is not None and parse_commit(text, step).attempt == attempt
+        return all(is_committed(store, step, attempt) for step, attempt in chain)
 
 
 def _newest(store: Store, job: SaveJob) -> _Last | None:

@@ -86,7 +86,7 @@ def find_candidates(chunks: Sequence[Chunk], extent_bytes: Sequence[int], pairs:
     by_target: dict[int, list[Link]] = {}
     by_source: dict[int, list[Link]] = {}
     for chunk in chunks:
-        found = [pairs.get(extent) for extent in range(chunk.first_extent, chunk.end_extent)]
+        found = [pairs.get(extent) for extent in chunk.extents]
         known = [pair for pair in found if pair is not None]
         if len(known) != len(found):
             continue
@@ -109,8 +109,7 @@ class _Places:
     def links(self, chunk: Chunk, pairs: Sequence[Pair]) -> Iterator[Link]:
         at = 0
         for extent, pair in enumerate(pairs, chunk.first_extent):
-            start = chunk.offset if chunk.is_piece else 0
-            num_bytes = chunk.num_bytes if chunk.is_piece else self._extent_bytes[extent]
+            start, num_bytes = chunk.span(extent, self._extent_bytes)
             ratio = pair.rule.ratio
             for source, source_at, begin, end in self._spans(pair.source, start * ratio, (start + num_bytes) * ratio):
                 target_at = at + begin // ratio - start

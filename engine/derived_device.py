@@ -105,8 +105,7 @@ def _rows(table: StateTable, chunk: Chunk, candidates: Candidates, flag: int) ->
     derivation = candidates.derivations[chunk.index]
     addresses, rule = table.extent_addresses, derivation.rule
     for extent, source in enumerate(derivation.sources, chunk.first_extent):
-        start = chunk.offset if chunk.is_piece else 0
-        num_bytes = chunk.num_bytes if chunk.is_piece else table.extent_bytes[extent]
+        start, num_bytes = chunk.span(extent, table.extent_bytes)
         yield addresses[source] + start * rule.ratio, addresses[extent] + start, num_bytes, rule.number, flag
 
 

@@ -67,7 +67,7 @@ def _derivation(row: JSON, rule: Rule, table: StateTable, chunks: Sequence[Chunk
 
 
 def _check_sources(found: dict[int, Derivation], chunks: Sequence[Chunk]) -> None:
-    targets = {extent for index in found for extent in range(chunks[index].first_extent, chunks[index].end_extent)}
+    targets = {extent for index in found for extent in chunks[index].extents}
     for derivation in found.values():
         for source in derivation.sources:
             if source in targets:

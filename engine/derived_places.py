@@ -69,7 +69,7 @@ class DerivingPlaces(Places):
 
     def device(self, chunk: Chunk) -> torch.device:
         """Return the device of the first extent that is wanted, or wanted for what follows from it."""
-        for extent in range(chunk.first_extent, chunk.end_extent):
+        for extent in chunk.extents:
             at = self._steps[extent][0].extent if extent in self._passing else extent
             device = self._devices[at]
             if device is not None:
@@ -79,7 +79,7 @@ class DerivingPlaces(Places):
     def prepare(self, chunk: Chunk) -> None:
         """As there; also the extents that will be made from this chunk."""
         super().prepare(chunk)
-        for extent in range(chunk.first_extent, chunk.end_extent):
+        for extent in chunk.extents:
             if extent in self._passing:
                 for step in self._steps[extent]:
                     self._room_for(step)
@@ -89,9 +89,8 @@ class DerivingPlaces(Places):
         if not (chunk.is_piece and chunk.first_extent in self._passing):
             super().place(chunk, packed)
         at = 0
-        for extent in range(chunk.first_extent, chunk.end_extent):
-            start = chunk.offset if chunk.is_piece else 0
-            num_bytes = chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent]
+        for extent in chunk.extents:
+            start, num_bytes = chunk.span(extent, self._table.extent_bytes)
             if extent in self._passing:
                 for step in self._steps[extent]:
                     self._make_step(step, packed[at : at + num_bytes], start)
@@ -154,6 +153,5 @@ class DerivingPlaces(Places):
 
 def _steps(table: StateTable, chunk: Chunk, derivation: Derivation) -> Iterator[tuple[int, _Step]]:
     for extent, source in enumerate(derivation.sources, chunk.first_extent):
-        start = chunk.offset if chunk.is_piece else 0
-        num_bytes = chunk.num_bytes if chunk.is_piece else table.extent_bytes[extent]
+        start, num_bytes = chunk.span(extent, table.extent_bytes)
         yield source, _Step(derivation.rule, extent, start, start + num_bytes)

@@ -117,9 +117,8 @@ class DeviceLayout:
         ends: list[int] = []
         for chunk in self.chunks:
             offset = 0
-            for extent in range(chunk.first_extent, chunk.end_extent):
-                skip_bytes = chunk.offset if chunk.is_piece else 0
-                num_bytes = chunk.num_bytes if chunk.is_piece else table.extent_bytes[extent]
+            for extent in chunk.extents:
+                skip_bytes, num_bytes = chunk.span(extent, table.extent_bytes)
                 if table.extent_packings[extent] is not None:
                     self._strided.setdefault(chunk.index, []).append((extent, skip_bytes, offset, num_bytes))
                 elif num_bytes:
@@ -174,7 +173,7 @@ def copy_chunk(table: StateTable, chunk: Chunk, out: torch.Tensor, *, non_blocki
     elif out.device.type == "cpu" and _is_plain(table, chunk):
         _move(table, chunk, out)
     else:
-        sources = [table.sources[i] for i in range(chunk.first_extent, chunk.end_extent)]
+        sources = [table.sources[i] for i in chunk.extents]
         gather(sources, out, non_blocking=non_blocking)
 
 

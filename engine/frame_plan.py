@@ -22,7 +22,7 @@ class FrameNeed:
     """What a rank tells of itself.
 
     Attributes:
-        host: What it shares memory with, see `shared_memory.host_name`; "" if it shares with nobody.
+        host: What it shares memory with, see `meeting.host_name`; "" if it shares with nobody.
         room_bytes: How much of that memory may be used.
         frames: What it reads, in the order in which it does; ranks that read the same have the same order.
     """

@@ -61,7 +61,7 @@ class StagedChunk:
     def sources(self) -> list[ExtentSource]:
         """Its extents in the caller's memory. Made when first asked for, so the training thread should not ask."""
         sources = self.table.sources
-        return [sources[i] for i in range(self.chunk.first_extent, self.chunk.end_extent)]
+        return [sources[i] for i in self.chunk.extents]
 
     @property
     def device_bytes(self) -> torch.Tensor | None:
@@ -298,7 +298,7 @@ class SaveJob:
     def _check_unmoved(self, chunks: Sequence[Chunk]) -> None:
         if not chunks:
             return
-        read = {extent for chunk in chunks for extent in range(chunk.first_extent, chunk.end_extent)}
+        read = {extent for chunk in chunks for extent in chunk.extents}
         indices = [i for i, extent in enumerate(self.table.tensor_extent) if extent in read]
         tensors = self.table.tensors
         now = versions_of([tensors[i] for i in indices])

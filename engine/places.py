@@ -126,7 +126,7 @@ class Places:
 
     def prepare(self, chunk: Chunk) -> None:
         """Allocate the extents of a chunk that are on a GPU, and the one that it is a piece of."""
-        for extent in range(chunk.first_extent, chunk.end_extent):
+        for extent in chunk.extents:
             device = self._devices[extent]
             if self._memory[extent] is None and device is not None and (chunk.is_piece or device.type == "cuda"):
                 self._memory[extent] = self._empty(extent, device)

@@ -33,6 +33,20 @@ class Chunk:
         """Whether the chunk lies inside one extent, so that it can be read and written in place."""
         return self.end_extent - self.first_extent == 1
 
+    @property
+    def extents(self) -> range:
+        """The extents that it holds, or holds a piece of."""
+        return range(self.first_extent, self.end_extent)
+
+    def span(self, extent: int, extent_bytes: Sequence[int]) -> tuple[int, int]:
+        """Return which bytes of one of its extents it holds: the first, and how many.
+
+        Args:
+            extent: The extent.
+            extent_bytes: Length of every extent.
+        """
+        return (self.offset, self.num_bytes) if self.is_piece else (0, extent_bytes[extent])
+
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tidegate.storage.base import Store
@@ -14,7 +14,7 @@ from tidegate.storage.errors import ObjectExistsError, StorageError
 from .commit import (
     CommitRecord,
     commit_key,
-    parse_commit,
+    is_committed,
     read_commit_bytes,
     read_commits,
     read_manifest,
@@ -126,6 +126,7 @@ class Retention:
 
     policy: KeepPolicy
     _metrics: dict[str, float | None] = field(default_factory=dict)
+    _reducible: dict[str, bool] = field(default_factory=dict)
 
     def plan(self, store: Store) -> RetentionPlan:
         """Say what would go. Blocks; changes nothing.
@@ -172,12 +173,11 @@ class Retention:
 
     def _can_be_reduced(self, store: Store, commit: CommitRecord) -> bool:
         """Whether a checkpoint is whole still. What several ranks have written stays whole."""
-        key = f"reduced {commit.attempt}"
-        if key not in self._metrics:
+        if commit.attempt not in self._reducible:
             features = _line(store, commit, "features")
             has_ranks = isinstance(features, list) and SHARDED in features
-            self._metrics[key] = float(has_ranks or bool(_line(store, commit, "parts")))
-        return not self._metrics[key]
+            self._reducible[commit.attempt] = not has_ranks and not _line(store, commit, "parts")
+        return self._reducible[commit.attempt]
 
 
 def apply_retention(store: Store, keep_last: int | None, keep_every: int | None) -> list[int]:
@@ -233,16 +233,15 @@ def _delete_orphans(store: Store, gone: Sequence[CommitRecord], commits: Sequenc
     """Delete replaced attempts that only stayed because what has gone was a difference to them."""
     held = held_attempts(commits)
     for step, attempt in held_attempts(gone) - held:
-        if all((commit.step, commit.attempt) != (step, attempt) for commit in commits) and not _is_committed(
+        if all((commit.step, commit.attempt) != (step, attempt) for commit in commits) and not _may_be_committed(
             store, step, attempt
         ):
             delete_attempt(store, step, attempt)
 
 
-def _is_committed(store: Store, step: int, attempt: str) -> bool:
+def _may_be_committed(store: Store, step: int, attempt: str) -> bool:
     try:
-        text = read_commit_bytes(store, step)
-        return text is not None and parse_commit(text, step).attempt == attempt
+        return is_committed(store, step, attempt)
     except CorruptCheckpointError:
         return True  # what a damaged record names is unknown
 
@@ -257,8 +256,7 @@ def _put_back(store: Store, record: CommitRecord) -> None:
 def _ignoring_bases(
     commits: Sequence[CommitRecord], keep_last: int, keep_every: int | None, best: Collection[int]
 ) -> list[int]:
-    bare = [CommitRecord(c.step, c.sequence, c.attempt, c.manifest_bytes, c.manifest_digest) for c in commits]
-    return to_retire(bare, keep_last, keep_every, best)
+    return to_retire([replace(commit, bases=()) for commit in commits], keep_last, keep_every, best)
 
 
 def _line(store: Store, commit: CommitRecord, name: str) -> JSON:

@@ -203,7 +203,7 @@ class _OwnedChunks:
             self._found = frozenset(
                 chunk.index
                 for chunk in job.plan.chunks
-                if all(extent in owned_extents for extent in range(chunk.first_extent, chunk.end_extent))
+                if all(extent in owned_extents for extent in chunk.extents)
             )
             self._plan, self._owned_extents = job.plan, owned_extents
         return self._found
