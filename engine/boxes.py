@@ -97,10 +97,9 @@ class Boxes:
         """Copy what is wanted of a decoded chunk to where it goes."""
         at = 0
         for extent in chunk.extents:
-            num_bytes = chunk.num_bytes if chunk.is_piece else self._table.extent_bytes[extent]
+            start, num_bytes = chunk.span(extent, self._table.extent_bytes)
             piece = packed[at : at + num_bytes]
             at += num_bytes
-            start = chunk.offset if chunk.is_piece else 0
             if extent in self._memory:
                 self._memory[extent][start : start + num_bytes].copy_(piece)
             for request in self._rows.get(extent, ()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,6 +12,7 @@ from tidegate.storage.aligned import aligned_buffer
 from tidegate.storage.base import ALIGNMENT_BYTES
 
 from .budget import ByteBudget
+from .errors import InternalError
 
 _SMALLEST_BYTES = 64 << 10
 
@@ -80,6 +82,22 @@ class BufferPool:
         """Borrow a buffer of at least `num_bytes`; block until the budget allows it. None if `should_stop` said so."""
         capacity = self._size_class(num_bytes)
         return self._lend(capacity) if self.budget.acquire(capacity, should_stop) else None
+
+    def borrow(self, num_bytes: int) -> HostBuffer:
+        """Borrow a buffer of at least `num_bytes`; block until the budget allows it."""
+        buffer = self.acquire(num_bytes)
+        if buffer is None:
+            raise InternalError("a buffer pool gave up without being asked to")
+        return buffer
+
+    @contextmanager
+    def lent(self, num_bytes: int) -> Iterator[torch.Tensor]:
+        """Lend uint8[num_bytes] on the CPU; block until the budget allows it."""
+        buffer = self.borrow(num_bytes)
+        try:
+            yield buffer.tensor[:num_bytes]
+        finally:
+            buffer.release()
 
     def try_acquire(self, num_bytes: int) -> HostBuffer | None:
         """Borrow a buffer if the budget allows it now."""

@@ -94,7 +94,7 @@ class DeltaSave:
             if base is None or kind is None:
                 yield Coded(raw, chunk.word, codec)
             else:
-                with _borrowed(self.pool, chunk.num_bytes) as room:
+                with self.pool.lent(chunk.num_bytes) as room:
                     take_residual(kind, chunk.word, raw.numpy(), base.numpy(), room.numpy())
                     yield Coded(room, residual_word(kind, chunk.word), residual_codec(codec))
                 self.chosen[chunk.index] = DeltaChunk(kind, raw_digest)
@@ -111,7 +111,7 @@ class DeltaSave:
         if copy is not None or item is None or self.decoder is None:
             yield copy
             return
-        with _borrowed(self.pool, chunk.num_bytes) as room:
+        with self.pool.lent(chunk.num_bytes) as room:
             yield room if self._was_read(self.decoder, item, room) else None
 
     def _was_read(self, decoder: HostDecoder, item: ReadItem, out: torch.Tensor) -> bool:
@@ -130,17 +130,6 @@ def residual_codec(codec: Codec) -> Codec:
     so there its planes go to rans one by one.
     """
     return codec_named(RESIDUALS_BY_RANS) if codec.number == RANS_CODEC else codec
-
-
-@contextmanager
-def _borrowed(pool: BufferPool, num_bytes: int) -> Iterator[torch.Tensor]:
-    buffer = pool.acquire(num_bytes)
-    if buffer is None:
-        raise RuntimeError("a buffer pool gave up without being asked to")
-    try:
-        yield buffer.tensor[:num_bytes]
-    finally:
-        buffer.release()
 
 
 def _choose(word: WordType, raw: NDArray[np.uint8], base: NDArray[np.uint8], codec: Codec) -> Kind | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -14,10 +15,10 @@ from tidegate.codec.device_decode import DeviceDecoder, undecodable_reason
 from tidegate.codec.device_report import digest_words, read_digest
 from tidegate.codec.errors import CodecError
 from tidegate.codec.kernels import indexed, kernels_of
-from tidegate.storage.errors import StorageError
 
 from .buffers import BufferPool
-from .frames import base_failure, chain_of, check_rebuilt, check_start
+from .delta import DeltaChunk
+from .frames import chain_of, check_rebuilt, check_start, rebuild_chain
 from .load_plan import ReadItem
 from .open_objects import OpenObjects
 from .residual import device_kind
@@ -118,29 +119,18 @@ class _Worker:
             self._words = torch.zeros(digest_words(chunk_bytes), dtype=torch.int64, device=device)
 
     def rebuild(self, item: ReadItem, out: torch.Tensor, home: torch.cuda.Stream) -> None:
-        chain = list(chain_of(item))
-        at = chain.pop()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._stream.wait_stream(home)
             chunk = out if out.data_ptr() % _ALIGNMENT_BYTES == 0 else torch.empty_like(out)
             try:
-                self._decode(at, chunk)
-                while chain:
-                    before, at = at, chain.pop()
-                    self._put_on(at, before, chunk)
-            except (CodecError, StorageError) as exc:
-                if at is item:
-                    raise
-                raise base_failure(item, at, exc) from exc
+                rebuild_chain(item, lambda full: self._decode(full, chunk), partial(self._put_on, chunk=chunk))
             finally:
                 if chunk is not out:
                     out.copy_(chunk)
                 self._stream.synchronize()
 
-    def _put_on(self, item: ReadItem, before: ReadItem, chunk: torch.Tensor) -> None:
-        delta, num_bytes = item.delta, chunk.numel()
-        if delta is None:
-            return
+    def _put_on(self, item: ReadItem, delta: DeltaChunk, before: ReadItem, chunk: torch.Tensor) -> None:
+        num_bytes = chunk.numel()
         residual = self._residual[:num_bytes]
         self._decode(replace(item, delta=None, base=None), residual)
         with self._kernels.on(self._stream):
@@ -153,9 +143,7 @@ class _Worker:
     def _decode(self, item: ReadItem, out: torch.Tensor) -> None:
         """Read one frame and decode it; done when it returns."""
         header = item.entry.header
-        buffer = self._pool.acquire(header.frame_bytes)
-        if buffer is None:
-            raise RuntimeError("a buffer pool gave up without being asked to")
+        buffer = self._pool.borrow(header.frame_bytes)
         try:
             frame = buffer.view[: header.frame_bytes]
             self._objects.read_into(item.key, item.entry.offset, frame)

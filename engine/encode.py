@@ -139,9 +139,7 @@ class HostEncoder:
                 staged.ready.synchronize()
             raw = _in_place(staged)
             if raw is None:
-                scratch = self._scratch.acquire(staged.chunk.num_bytes + HEADER_BYTES)
-                if scratch is None:
-                    raise RuntimeError("a buffer pool gave up without being asked to")
+                scratch = self._scratch.borrow(staged.chunk.num_bytes + HEADER_BYTES)
                 raw = copied_bytes(scratch, staged.chunk.num_bytes)
                 read_chunk(staged, raw)
             job.derived.offer(staged.chunk.index, raw)

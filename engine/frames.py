@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -65,7 +66,7 @@ class HostDecoder:
         """Read a frame and lend what it decodes to: shape (raw_bytes,), uint8, on the CPU. Blocks. Raises as above."""
         header = item.entry.header
         if item.delta is not None:
-            with self._buffer(header.raw_bytes) as out:
+            with self._pool.lent(header.raw_bytes) as out:
                 self._rebuild(item, out)
                 yield out
         elif header.codec == RAW_CODEC:
@@ -74,29 +75,15 @@ class HostDecoder:
                 check_raw_body(header, digest(body.numpy()))
                 yield body
         else:
-            with self._buffer(header.raw_bytes) as out:
+            with self._pool.lent(header.raw_bytes) as out:
                 with self._frame(item) as frame:
                     decode_frame(frame, out)
                 yield out
 
     def _rebuild(self, item: ReadItem, out: torch.Tensor) -> None:
-        """Decode the chunk of the full checkpoint, and put the residual of each later one on it."""
-        chain = list(chain_of(item))
-        at = chain.pop()
-        try:
-            self.decode_into(at, out)
-            while chain:
-                before, at = at, chain.pop()
-                self._put_on(at, before, out)
-        except (CodecError, StorageError) as exc:
-            if at is item:
-                raise
-            raise base_failure(item, at, exc) from exc
+        rebuild_chain(item, lambda full: self.decode_into(full, out), partial(self._put_on, out=out))
 
-    def _put_on(self, item: ReadItem, before: ReadItem, out: torch.Tensor) -> None:
-        delta = item.delta
-        if delta is None:
-            raise InternalError(f"chunk {item.chunk.index} of step {item.step} has a base and is no residual")
+    def _put_on(self, item: ReadItem, delta: DeltaChunk, before: ReadItem, out: torch.Tensor) -> None:
         with self.decoded(replace(item, delta=None, base=None)) as residual:
             undo_residual(delta.kind, item.chunk.word, residual.numpy(), out.numpy())
         check_rebuilt(item, before, delta, digest(out.numpy()))
@@ -113,21 +100,11 @@ class HostDecoder:
 
     @contextmanager
     def _frame(self, item: ReadItem) -> Iterator[torch.Tensor]:
-        with self._buffer(item.entry.header.frame_bytes) as frame:
+        with self._pool.lent(item.entry.header.frame_bytes) as frame:
             view = frame.numpy().data
             self._objects.read_into(item.key, item.entry.offset, view)
             check_start(item.entry.header, view)
             yield frame
-
-    @contextmanager
-    def _buffer(self, num_bytes: int) -> Iterator[torch.Tensor]:
-        buffer = self._pool.acquire(num_bytes)
-        if buffer is None:
-            raise RuntimeError("a buffer pool gave up without being asked to")
-        try:
-            yield buffer.tensor[:num_bytes]
-        finally:
-            buffer.release()
 
 
 def chain_of(item: ReadItem) -> Iterator[ReadItem]:
@@ -136,6 +113,34 @@ def chain_of(item: ReadItem) -> Iterator[ReadItem]:
     while at is not None:
         yield at
         at = at.base
+
+
+def rebuild_chain(
+    item: ReadItem, decode: Callable[[ReadItem], None], put_on: Callable[[ReadItem, DeltaChunk, ReadItem], None]
+) -> None:
+    """Make the chunk of a frame that is a difference: decode that of the full checkpoint, and put each residual on it.
+
+    Args:
+        item: The newest frame.
+        decode: Decodes a frame that holds the chunk itself.
+        put_on: Decodes a frame that holds a residual, and puts it on the chunk of the frame that comes third.
+
+    Raises:
+        CodecError, StorageError: What these raise; of a base, with both steps named.
+    """
+    chain = list(chain_of(item))
+    at = chain.pop()
+    try:
+        decode(at)
+        while chain:
+            before, at = at, chain.pop()
+            if at.delta is None:
+                raise InternalError(f"chunk {at.chunk.index} of step {at.step} has a base and is no residual")
+            put_on(at, at.delta, before)
+    except (CodecError, StorageError) as exc:
+        if at is item:
+            raise
+        raise _base_failure(item, at, exc) from exc
 
 
 def check_rebuilt(item: ReadItem, before: ReadItem, delta: DeltaChunk, found: int) -> None:
@@ -148,7 +153,7 @@ def check_rebuilt(item: ReadItem, before: ReadItem, delta: DeltaChunk, found: in
         )
 
 
-def base_failure(item: ReadItem, base: ReadItem, exc: CodecError | StorageError) -> Exception:
+def _base_failure(item: ReadItem, base: ReadItem, exc: CodecError | StorageError) -> Exception:
     """Return what to raise where the frame of a base fails."""
     text = (
         f"step {item.step} is stored as a difference and needs step {base.step}, whose frame in {base.key} fails: {exc}"
