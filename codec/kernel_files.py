@@ -66,7 +66,8 @@ LATER_FILES: Mapping[str, tuple[str, ...]] = {
 COMMON_FILES = {
     "digest": ("digest_pieces",),
     "residual": ("digest_pieces",),
-    "fields": ("fields_units",),
+    "planes": ("transpose",),
+    "fields": ("transpose", "fields_units"),
     "rans_look": ("rans_units", "rans_chunk"),
     "rans_encode": ("rans_units", "rans_chunk", "rans_code"),
     "rans_decode": ("rans_units", "rans_join"),

@@ -3,22 +3,8 @@
 // Compiled at run time by kernel_files.py: NVRTC, C++17, no headers, compute capability 7.0 and up. Base addresses are
 // multiples of 16. No kernel reads or writes past the sizes that it is given, in bytes unless named otherwise.
 
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 constexpr u32 kThreads = 256;
 constexpr u32 kUnitsPerThread = 4;   // in flight
-
-// Byte k of word i becomes byte i of word k. Its own inverse.
-__device__ __forceinline__ void transpose_4x4(u32& a, u32& b, u32& c, u32& d) {
-  const u32 ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
-  const u32 cd_low = __byte_perm(c, d, 0x5140), cd_high = __byte_perm(c, d, 0x7362);
-  a = __byte_perm(ab_low, cd_low, 0x5410);
-  b = __byte_perm(ab_low, cd_low, 0x7632);
-  c = __byte_perm(ab_high, cd_high, 0x5410);
-  d = __byte_perm(ab_high, cd_high, 0x7632);
-}
 
 __device__ __forceinline__ u32* words_of(u8* planes, u64 stride, u32 p) { return (u32*)(planes + p * stride); }
 __device__ __forceinline__ const u32* words_of(const u8* planes, u64 stride, u32 p) {
