@@ -13,13 +13,12 @@ import torch
 import tidegate
 from tests.contract.codec_contract import CONTENTS
 from tests.kit.bits import assert_same_bits
-from tests.kit.chains import CHUNK, assert_all_load, bases_of, save_steps, state_at
-from tests.kit.states import SmallTraining, reference
+from tests.kit.chains import CHUNK, assert_all_load, bases_of, save_steps, save_with_failures, state_at
+from tests.kit.states import SmallTraining, save_while_training
 from tests.kit.stores import FailOnceStore, FlipStore
 from tidegate.codec.words import WORD_OF_DTYPE, WordType
 from tidegate.delta import DeltaPolicy
 from tidegate.delta_store import load_checkpoint, save_checkpoint
-from tidegate.storage import StoreIOError
 from tidegate.storage.memory import MemoryStore
 
 KEEP = {"kept": None, "read again": 0, "half kept": 150_000}
@@ -166,16 +165,7 @@ def test_after_a_failed_save_the_base_is_still_the_one_before() -> None:
     """The copies in memory are of the save that failed by then: they are not taken for the base."""
     inner = MemoryStore()
     store = FailOnceStore(inner)
-    with tidegate.CheckpointEngine(store, chunk_bytes=CHUNK, delta=DeltaPolicy()) as engine:
-        for step in (0, 1):
-            engine.save_async(state_at(step), step=step)
-            engine.wait()
-        for step, operation in ((2, "seal"), (3, "compare_and_put")):
-            store.fail(operation, 1, StoreIOError("the disk failed", key="k", errno=5))
-            engine.save_async(state_at(step), step=step)
-            with pytest.raises(tidegate.SaveError):
-                engine.wait()
-        engine.save_async(state_at(4), step=4)
+    save_with_failures(store, [4])
     assert bases_of(inner) == {0: [], 1: [0], 4: [1, 0]}
     assert_all_load(inner, [0, 1, 4])
 
@@ -227,14 +217,9 @@ def test_a_copy_that_has_changed_in_memory_is_not_used() -> None:
 def test_training_under_saves(device: torch.device, snapshot: Any) -> None:
     store = MemoryStore()
     training = SmallTraining(device, fused=False, width=301)
-    expected = []
     with tidegate.CheckpointEngine(store, chunk_bytes=CHUNK, snapshot=snapshot, delta=DeltaPolicy(3)) as engine:
         engine.attach(training.optimizer)
-        for step in range(6):
-            training.step()
-            expected.append(reference(training.state))
-            engine.save_async(training.state, step=step)
-        engine.wait()
+        expected = save_while_training(engine, training, 6)
         for step, state in enumerate(expected):
             assert_same_bits(engine.load(step, map_location=str(device)), state, device=False)
             assert_same_bits(engine.load(step, part="weights"), state["weights"], device=False)  # type: ignore[index]

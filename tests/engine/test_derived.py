@@ -14,7 +14,7 @@ import tidegate
 from tests.contract.codec_contract import CONTENTS
 from tests.kit.bits import assert_same_bits
 from tests.kit.forging import edit_manifest, record_of
-from tests.kit.states import SmallTraining, odd_values, reference
+from tests.kit.states import SmallTraining, odd_values, save_while_training
 from tidegate.cli import main as run_cli
 from tidegate.codec.words import WORD_OF_DTYPE, WordType
 from tidegate.delta import DeltaPolicy
@@ -216,14 +216,9 @@ def test_training_under_saves(tmp_path: Path, device: torch.device, snapshot: An
     if snapshot == "device" and device.type == "cpu":
         pytest.skip("there is no device to copy on")
     training = SmallTraining(device, fused=False, width=601)
-    expected = []
     with tidegate.CheckpointEngine(tmp_path, chunk_bytes=CHUNK, snapshot=snapshot, derive=derive) as engine:
         engine.attach(training.optimizer)
-        for step in range(4):
-            training.step()
-            expected.append(reference(training.state))
-            engine.save_async(training.state, step=step)
-        engine.wait()
+        expected = save_while_training(engine, training, 4)
         for step, state in enumerate(expected):
             assert_same_bits(engine.load(step, map_location=str(device)), state, device=False)
 

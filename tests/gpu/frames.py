@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from tidegate.codec.base import (
 )
 from tidegate.codec.device import DeviceDecoder, DeviceEncoder
 from tidegate.codec.digest import digest
+from tidegate.codec.errors import CorruptionError, UnknownCodecError
 from tidegate.codec.frame import decode_frame, encode_frame
 from tidegate.codec.registry import codec_named
 from tidegate.codec.words import WordType
@@ -52,6 +55,21 @@ def decode(
     torch.cuda.synchronize(body.device)
     decoder.decode(header, body, body.cpu().numpy(), out, body_verified=verified).wait()
     return out.cpu().numpy()
+
+
+def count_refused(
+    decoder: DeviceDecoder, header: FrameHeader, chunk: NDArray[np.uint8], bodies: Iterable[NDArray[np.uint8]]
+) -> int:
+    """Decode damaged bodies whose digest is taken for granted: each is refused, or gives the chunk. Counts refusals."""
+    num_refused = 0
+    for body in bodies:
+        try:
+            out = decode(decoder, header, torch.from_numpy(body).cuda(), verified=True)
+        except (CorruptionError, UnknownCodecError):
+            num_refused += 1
+        else:
+            assert out.tobytes() == chunk.tobytes()
+    return num_refused
 
 
 def frame_of(header: FrameHeader, body: torch.Tensor) -> torch.Tensor:

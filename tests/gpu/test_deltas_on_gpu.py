@@ -12,14 +12,13 @@ import torch
 
 import tidegate
 from tests.kit.bits import assert_same_bits
-from tests.kit.chains import bases_of
+from tests.kit.chains import bases_of, save_with_failures
 from tests.kit.states import SmallTraining, odd_values
 from tests.kit.stores import FailOnceStore, FlipStore
 from tidegate.codec.words import WORD_OF_DTYPE
 from tidegate.container import read_index
 from tidegate.delta import DeltaPolicy
 from tidegate.delta_store import load_checkpoint, save_checkpoint
-from tidegate.storage import StoreIOError
 from tidegate.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.gpu
@@ -165,18 +164,7 @@ def test_the_device_budget_holds() -> None:
 def test_after_a_failed_save_no_copy_is_taken_for_the_base() -> None:
     inner = MemoryStore()
     store = FailOnceStore(inner)
-    with tidegate.CheckpointEngine(store, chunk_bytes=CHUNK, codec="rans", delta=DeltaPolicy()) as engine:
-        for step in (0, 1):
-            engine.save_async(state_at(step), step=step)
-            engine.wait()
-        for step, operation in ((2, "seal"), (3, "compare_and_put")):
-            store.fail(operation, 1, StoreIOError("the disk failed", key="k", errno=5))
-            engine.save_async(state_at(step), step=step)
-            with pytest.raises(tidegate.SaveError):
-                engine.wait()
-        for step in (4, 5):
-            engine.save_async(state_at(step), step=step)
-            engine.wait()
+    save_with_failures(store, [4, 5], state_at, chunk_bytes=CHUNK, codec="rans")
     assert bases_of(inner)[5][:1] == [4]
     assert_all_load(inner, [0, 1, 4, 5])
 

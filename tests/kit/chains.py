@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
 import tidegate
 from tests.kit.bits import assert_same_bits
+from tests.kit.stores import FailOnceStore
 from tidegate.commit import CommitRecord, read_commits
 from tidegate.delta import DeltaPolicy
+from tidegate.storage import StoreIOError
 from tidegate.storage.base import Store
 
 CHUNK = 1 << 16
@@ -42,6 +47,29 @@ def save_steps(
             assert report is not None
             reports.append(report)
     return reports
+
+
+def save_with_failures(
+    store: FailOnceStore,
+    then: list[int],
+    state_of: Callable[[int], object] = state_at,
+    *,
+    chunk_bytes: int = CHUNK,
+    codec: str = "auto",
+) -> None:
+    """Save steps 0 and 1, fail to save 2 and 3 at different operations, and save those of `then`."""
+    with tidegate.CheckpointEngine(store, chunk_bytes=chunk_bytes, codec=codec, delta=DeltaPolicy()) as engine:
+        for step in (0, 1):
+            engine.save_async(state_of(step), step=step)
+            engine.wait()
+        for step, operation in ((2, "seal"), (3, "compare_and_put")):
+            store.fail(operation, 1, StoreIOError("the disk failed", key="k", errno=5))
+            engine.save_async(state_of(step), step=step)
+            with pytest.raises(tidegate.SaveError):
+                engine.wait()
+        for step in then:
+            engine.save_async(state_of(step), step=step)
+            engine.wait()
 
 
 def records_of(store: Store) -> dict[int, CommitRecord]:

@@ -8,6 +8,8 @@ import warnings
 
 import torch
 
+import tidegate
+
 
 def filled(
     value: float, num_tensors: int = 4, num_bytes: int = 1 << 16, device: torch.device | str = "cpu"
@@ -116,3 +118,15 @@ def reference(state: object) -> object:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ComplexHalf", category=UserWarning)
         return copy.deepcopy(state)
+
+
+def save_while_training(engine: tidegate.CheckpointEngine, training: SmallTraining, num_steps: int) -> list[object]:
+    """Save after each of some steps, while the next one runs; return what the states were."""
+    expected = []
+    engine.attach(training.optimizer)
+    for step in range(num_steps):
+        training.step()
+        expected.append(reference(training.state))
+        engine.save_async(training.state, step=step)
+    engine.wait()
+    return expected
