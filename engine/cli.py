@@ -162,6 +162,8 @@ def _gc(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     store = open_store(args.root)
     policy = KeepPolicy(args.keep_last, args.keep_every, _best(args.keep_best))
+    if not any(read_commits(store)):
+        raise CheckpointNotFoundError(f"no checkpoint is committed at {store.url}")
     plan = Retention(policy).plan(store)
     for record in plan.delete:
         print(f"{'would delete' if args.dry_run else 'deletes'} step {record.step} (commit {record.sequence})")

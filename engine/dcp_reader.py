@@ -26,6 +26,7 @@ from .dcp_values import as_dcp_bytes
 from .errors import CheckpointError, ConfigError
 from .frame_share import PATIENCE_S
 from .open_root import open_root
+from .options import check_seconds
 from .shard_map import Offsets
 from .shard_read import ShardBox, ShardRead, ShardReader
 from .sharded_load import open_newest, open_step
@@ -57,8 +58,7 @@ class TidegateReader(StorageReader):
         share_timeout_s: float = PATIENCE_S,
     ) -> None:
         super().__init__()
-        if not share_timeout_s >= 0:
-            raise ConfigError(f"share_timeout_s is {share_timeout_s}; give seconds, or 0 to share nothing")
+        check_seconds("share_timeout_s", share_timeout_s, may_be_0=True)
         self._root = root
         self._step: int | Literal["latest"] = "latest" if step == "latest" else checked_step(step)
         self._store: Store | None = None

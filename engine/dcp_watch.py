@@ -26,7 +26,8 @@ import torch.distributed as dist
 
 from .board import Board, connect_board, serve_board, serving_host
 from .council import Council, failed
-from .errors import CheckpointWarning, ConfigError, RankFailedError
+from .errors import CheckpointWarning, RankFailedError
+from .options import check_seconds
 
 _CONNECT_TIMEOUT = timedelta(seconds=15)
 _COMING_S = 20.0
@@ -58,8 +59,8 @@ class RankWatch:
     """
 
     def __init__(self, *, deadline_s: float, silence_s: float) -> None:
-        if not (deadline_s > 0 and silence_s > 0):
-            raise ConfigError("rank_deadline_s and rank_silence_s are seconds; give positive numbers")
+        check_seconds("rank_deadline_s", deadline_s)
+        check_seconds("rank_silence_s", silence_s)
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._council: Council | None = None

@@ -126,7 +126,7 @@ class CheckpointEngine:
             keep_last=keep_last,
             keep_every=keep_every,
             keep_best=keep_best,
-            keep_parts=tuple(keep_parts),
+            keep_parts=keep_parts,
             keep_full_last=keep_full_last,
             derive=derive,
             delta=delta,

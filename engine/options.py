@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,7 +42,7 @@ class Options:
     keep_last: int | None = None
     keep_every: int | None = None
     keep_best: KeepBest | None = None
-    keep_parts: tuple[str, ...] = ()
+    keep_parts: Sequence[str] = ()
     keep_full_last: int | None = None
     derive: DeriveOption | None = None
     delta: DeltaPolicy | None = None
@@ -79,7 +79,10 @@ class Options:
     @property
     def keep_policy(self) -> KeepPolicy:
         """What stays after a commit. Raises ConfigError where the options do not fit together."""
-        return KeepPolicy(self.keep_last, self.keep_every, self.keep_best, self.keep_parts, self.keep_full_last)
+        if isinstance(self.keep_parts, str):
+            raise ConfigError(f"keep_parts is {self.keep_parts!r}; give a list of keys of the state, such as ['model']")
+        parts = tuple(self.keep_parts)
+        return KeepPolicy(self.keep_last, self.keep_every, self.keep_best, parts, self.keep_full_last)
 
     def check_for_ranks(self) -> None:
         """Raise ConfigError where something was asked for that ranks cannot do that save together."""
@@ -160,6 +163,13 @@ def available_host_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def check_seconds(name: str, value: object, *, may_be_0: bool = False) -> None:
+    """Raise ConfigError unless an argument is a positive number of seconds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value > 0 or (may_be_0 and value == 0)):  # type: ignore[operator]
+        raise ConfigError(f"{name} is {value!r}; give a positive number of seconds{', or 0' if may_be_0 else ''}")
+
+
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
@@ -171,7 +181,8 @@ def _check_codec(name: str) -> None:
     try:
         codec_named(name)
     except UnknownCodecError as exc:
-        raise ConfigError(f"codec is {name!r}; choose one of auto, {', '.join(codec_names())}: {exc}") from exc
+        why = str(exc) if name.startswith("planes:") else f"choose one of auto, {', '.join(codec_names())}"
+        raise ConfigError(f"codec is {name!r}; {why}") from exc
 
 
 def _check_count(name: str, value: int, minimum: int) -> None:

@@ -14,12 +14,13 @@ from torch.distributed.tensor import DTensor
 from tidegate.storage.base import Store
 
 from .council import Council, open_council
-from .errors import ConfigError, RankFailedError
+from .errors import RankFailedError
 from .flatten import flatten
 from .job import SaveJob
 from .load_round import LoadRound
 from .local_part import LocalPart, PartFinder
 from .locate import MapLocation
+from .options import check_seconds
 from .parts import PartPaths
 from .plan_round import PlanRound
 from .shard_plan import Share
@@ -75,8 +76,8 @@ class Ranks:
     """
 
     def __init__(self, group: dist.ProcessGroup, *, deadline_s: float, silence_s: float) -> None:
-        if deadline_s <= 0 or silence_s <= 0:
-            raise ConfigError("deadline and silence of ranks are seconds; give positive numbers")
+        check_seconds("rank_deadline_s", deadline_s)
+        check_seconds("rank_silence_s", silence_s)
         self.deadline_s = deadline_s
         self.council = _connect(group, silence_s)
         self.lineage = ""

@@ -68,6 +68,8 @@ class KeepPolicy:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"keep_{name} is {value!r}; give a whole number of at least 1")
+        if not isinstance(self.best, KeepBest | None):
+            raise ConfigError(f"keep_best is {self.best!r}; give a KeepBest, such as KeepBest('loss')")
         for name in ("every", "best"):
             if getattr(self, name) is not None and self.last is None:
                 raise ConfigError(f"keep_{name} says which checkpoints outlive keep_last; give keep_last too")

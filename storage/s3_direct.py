@@ -1,10 +1,11 @@
 """Send the further parts of an upload as botocore sent the first, without asking it again.
 
 botocore makes a request from a model of the service: about a millisecond more of Python for every part, which a thread
-that trains has to wait for (engine/DESIGN.md). All parts of an upload are asked for in the same way but for their number, their checksum and the time. So
-what botocore said for the first one is kept, and awscrt signs the others: Signature Version 4 with UNSIGNED-PAYLOAD
-(https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html). What is signed in another way (session
-tokens of directory buckets, several regions at once, a hash of the part) goes on through botocore.
+that trains has to wait for (engine/DESIGN.md). All parts of an upload are asked for in the same way but for their
+number, their checksum and the time. So what botocore said for the first one is kept, and awscrt signs the others:
+Signature Version 4 with UNSIGNED-PAYLOAD (docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html). What
+is signed in another way (session tokens of directory buckets, several regions at once, a hash of the part) goes on
+through botocore.
 """
 
 from __future__ import annotations

@@ -178,6 +178,8 @@ def test_what_has_no_such_parts_stays_whole_and_says_so() -> None:
         {"keep_full_last": 2},
         {"keep_full_last": 0, "keep_parts": ["model"]},
         {"keep_last": True},
+        {"keep_parts": "model", "keep_full_last": 1},
+        {"keep_last": 1, "keep_best": "loss"},
     ],
 )
 def test_policies_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
@@ -185,6 +187,11 @@ def test_policies_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
         tidegate.CheckpointEngine(MemoryStore(), **options)
     with pytest.raises(tidegate.ConfigError):
         KeepBest("loss", mode="least")  # type: ignore[arg-type]
+
+
+def test_a_root_without_checkpoints_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prune", str(tmp_path / "misspelt"), "--keep-last", "1"]) == 1
+    assert "no checkpoint is committed at" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_would_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
