@@ -5,6 +5,7 @@
 #   tests/gpu/run.sh sanitize [WHEELS] [TESTS …]     by default tests/gpu
 #   tests/gpu/run.sh bench    [WHEELS] "NAME ARGS" … such as "stall" "overlap --seconds 60"
 #   tests/gpu/run.sh codecs   [WHEELS] [ARGS …]      speeds of the codecs alone (check_codecs.py)
+#   tests/gpu/run.sh with     [WHEELS] COMMAND …     any command, where `python3` finds all of this
 #
 # WHEELS is a folder of wheels to use beside what the machine's python3 has (nvCOMP, KvikIO, zstandard, xxhash, …), or
 # "" for none. Results go to $OUT, or to bench/results. A bench that fails does not keep the next from running.
@@ -46,8 +47,11 @@ case $what in
   codecs)
     python3 -m tests.gpu.check_codecs "$@" || status=$?
     ;;
+  with)
+    "$@" || status=$?
+    ;;
   *)
-    echo "usage: run.sh tests|sanitize|bench|codecs [WHEELS] …" >&2
+    echo "usage: run.sh tests|sanitize|bench|codecs|with [WHEELS] …" >&2
     exit 2
     ;;
 esac
