@@ -54,8 +54,7 @@ class DeviceLayout:
         self.chunks = tuple(chunks)
         self._starts: dict[int, int] = {}
         self._strided: dict[int, list[tuple[int, int, int, int]]] = {}
-        self._viewed: torch.Tensor | None = None
-        self._views: dict[int, torch.Tensor] = {}
+        self._viewed: tuple[torch.Tensor, dict[int, torch.Tensor]] | None = None
         self.num_bytes = 0
         for chunk in self.chunks:
             self._starts[chunk.index] = self.num_bytes
@@ -64,11 +63,15 @@ class DeviceLayout:
         self._pieces = self._cut(table) if self._kernels is not None else None
 
     def view(self, flat: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """The part of a snapshot that holds a chunk: shape (chunk.num_bytes,), uint8. Remembered: slicing is slow."""
-        if self._viewed is not flat:
-            self._viewed = flat
-            self._views = {c.index: flat[self._starts[c.index] :][: c.num_bytes] for c in self.chunks}
-        return self._views[chunk.index]
+        """The part of a snapshot that holds a chunk: shape (chunk.num_bytes,), uint8. Remembered: slicing is slow.
+
+        Any thread may ask: snapshot and views are replaced together.
+        """
+        viewed = self._viewed
+        if viewed is None or viewed[0] is not flat:
+            views = {c.index: flat[self._starts[c.index] :][: c.num_bytes] for c in self.chunks}
+            viewed = self._viewed = (flat, views)
+        return viewed[1][chunk.index]
 
     def copy(self, table: StateTable, chunks: Sequence[Chunk], flat: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Queue the copy of chunks that follow each other here. Does not wait for the device.

@@ -159,7 +159,7 @@ def test_every_pattern_dtype_and_codec(content: str, codec: str) -> None:
 def test_what_is_there_twice_is_stored_once(tmp_path: Path, device: torch.device) -> None:
     first = torch.randint(0, 1 << 30, (NUMEL,), device=device)
     state = {"a": first, "b": first.clone(), "c": first.clone(), "d": first.float()}
-    report = save(state, tmp_path)
+    report = save(state, tmp_path, codec="zstd")  # auto may leave so small a state as it is
     assert derived_bytes(tmp_path) == {"same": 16 * NUMEL}
     assert report.stored_bytes < 12.5 * NUMEL
     back = load(tmp_path, map_location=str(device))

@@ -26,6 +26,8 @@ from tidegate.codec.words import WordType
 
 CPU_READS = (RAW_CODEC, ZSTD_CODEC, DEFLATE_CODEC, RANS_CODEC, PLANES_CODEC)
 """Numbers of the codecs whose frames any machine reads."""
+NO_BLOCK_TABLE = (RAW_CODEC, RANS_CODEC, PLANES_CODEC)
+"""Numbers of the codecs whose bodies begin with no table of blocks; test_rans.py and test_planes.py look at those."""
 
 
 def on_device(chunk: NDArray[np.uint8], device: torch.device) -> torch.Tensor:

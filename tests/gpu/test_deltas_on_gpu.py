@@ -16,9 +16,12 @@ from tests.kit.chains import bases_of, save_with_failures
 from tests.kit.states import SmallTraining, odd_values
 from tests.kit.stores import FailOnceStore, FlipStore
 from tidegate.codec.words import WORD_OF_DTYPE
+from tidegate.commit import read_commits
 from tidegate.container import read_index
 from tidegate.delta import DeltaPolicy
 from tidegate.delta_store import load_checkpoint, save_checkpoint
+from tidegate.load import manifest_text
+from tidegate.manifest import parse_manifest
 from tidegate.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +75,8 @@ def test_every_step_of_a_chain_loads(codec: str, snapshot: str) -> None:
     reports = save_steps(store, list(range(6)), DeltaPolicy(max_chain=3), **options)
     assert [report.base_step for report in reports] == [None, 0, 1, 2, None, 4]
     sizes = [report.stored_bytes for report in reports]
-    assert max(sizes[1:4] + sizes[5:]) < 0.85 * min(sizes[0], sizes[4])
+    most = 0.9 if codec == "planes" else 0.85  # whose full saves have their mantissas coded already
+    assert max(sizes[1:4] + sizes[5:]) < most * min(sizes[0], sizes[4])
     if codec == "rans":
         assert "planes" in reports[1].by_codec, "what is left has its mantissas coded too"
     assert_all_load(store, list(range(6)))
@@ -217,9 +221,12 @@ def test_a_damaged_base_is_found_on_the_gpu() -> None:
     store = FlipStore(MemoryStore())
     save_steps(store, [0, 1], DeltaPolicy(), codec="rans", derive=False)
     first = next(stat.key for stat in store.list("step-0000000000/") if stat.key.endswith(".tg"))
-    entries = [entry for entry in read_index(store, first).entries if entry.header.body_bytes > 10_000]
-    assert len(entries) > 5
-    for entry in entries:
+    second = read_commits(store)[0][1]
+    manifest = parse_manifest(manifest_text(store, second), second.manifest_key)
+    assert manifest.delta is not None
+    used = [entry for entry in read_index(store, first).entries if entry.chunk in manifest.delta.chunks]
+    assert len(used) > 5
+    for entry in used:
         store.flip(first, 8 * (entry.offset + entry.header.frame_bytes // 2))
         with tidegate.CheckpointEngine(store) as engine, pytest.raises(tidegate.CheckpointError):
             engine.load(1, map_location=HOME)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tidegate.codec.availability import device_codecs, unavailable_reason
 from tidegate.codec.base import (
     HEADER_BYTES,
+    PLANES_CODEC,
     RANS_CODEC,
     RAW_CODEC,
     ZSTD_CODEC,
@@ -32,7 +33,7 @@ from tidegate.codec.registry import codec_named
 from tidegate.codec.words import WordType
 
 from .chunks import CONTENTS, make_chunk, sizes_of
-from .frames import CPU_READS, check_frame, decode, encode, frame_of, on_device, read_on_cpu
+from .frames import CPU_READS, NO_BLOCK_TABLE, check_frame, decode, encode, frame_of, on_device, read_on_cpu
 
 pytestmark = pytest.mark.gpu
 
@@ -219,8 +220,8 @@ def test_small_damaged_table_is_found_even_where_the_digest_is_trusted(
 ) -> None:
     chunk = make_chunk("normal", WordType.BF16, 256 << 10)
     header, body = encode(encoder, chunk, WordType.BF16, device)
-    if header.codec in (RAW_CODEC, RANS_CODEC):
-        pytest.skip("no block table: test_rans.py has what rans needs")
+    if header.codec in NO_BLOCK_TABLE:
+        pytest.skip("no block table: test_rans.py and test_planes.py have what those need")
     for place in (0, 4, 8, 12, 17, 19):
         prefix = body.cpu().numpy()
         prefix[place] ^= 0x04
@@ -236,7 +237,7 @@ def test_frames_of_another_nvcomp_are_refused(
     header, body = encode(encoder, chunk, WordType.F32, device)
     if header.codec == RAW_CODEC:
         pytest.skip("the raw codec needs no nvCOMP")
-    assert header.parameter == (0 if header.codec in (ZSTD_CODEC, RANS_CODEC) else 6)
+    assert header.parameter == (0 if header.codec in (ZSTD_CODEC, RANS_CODEC, PLANES_CODEC) else 6)
     other = dataclasses.replace(header, parameter=5)
     if header.codec in CPU_READS:
         assert decode(decoder, other, body).tobytes() == chunk.tobytes()
@@ -290,8 +291,8 @@ def test_same_chunk_gives_the_same_frame(encoder: DeviceEncoder, device: torch.d
 
 def test_padding_of_a_body_is_zero(encoder: DeviceEncoder, device: torch.device) -> None:
     header, body = encode(encoder, make_chunk("sparse", WordType.F64, (1 << 20) + 8), WordType.F64, device)
-    if header.codec in (RAW_CODEC, RANS_CODEC):
-        pytest.skip("no block table; test_rans.py compares every byte with the CPU's")
+    if header.codec in NO_BLOCK_TABLE:
+        pytest.skip("no block table; test_rans.py and test_planes.py compare every byte with the CPU's")
     octets = body.cpu().numpy()
     table = parse_body(header, octets)
     covered = np.zeros(octets.size, dtype=bool)

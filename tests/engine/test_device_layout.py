@@ -1,0 +1,47 @@
+"""Views of a device snapshot are made once, by whichever thread asks first."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from tidegate.device_layout import DeviceLayout
+from tidegate.plan import Chunk
+from tidegate.state import describe
+
+TIMEOUT_S = 30
+
+
+class Snapshot:
+    """A tensor whose first slice is cut while another thread asks for one."""
+
+    def __init__(self, octets: torch.Tensor, ask: threading.Event, answered: threading.Event) -> None:
+        self._octets, self._ask, self._answered = octets, ask, answered
+
+    def __getitem__(self, index: slice) -> torch.Tensor:
+        if not self._ask.is_set():
+            self._ask.set()
+            assert self._answered.wait(TIMEOUT_S)
+        return self._octets[index]
+
+
+def test_threads_that_ask_at_once_get_their_chunks() -> None:
+    """For they do, where a GPU has no room for an encoder and a snapshot is encoded by several threads of the CPU."""
+    tensors = [torch.zeros(64, dtype=torch.uint8), torch.ones(64, dtype=torch.uint8)]
+    table = describe(tensors)
+    chunks = [Chunk(i, table.extent_words[i], i, i + 1, 0, 64) for i in range(2)]
+    layout = DeviceLayout(table, chunks, torch.device("cuda", 0))
+    ask, answered = threading.Event(), threading.Event()
+    snapshots = [Snapshot(torch.full((layout.num_bytes,), i), ask, answered) for i in range(2)]
+    layout.view(torch.full((layout.num_bytes,), 9), chunks[0])  # those of an earlier snapshot
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(layout.view, snapshots[0], chunks[0])
+        assert ask.wait(TIMEOUT_S)
+        try:
+            second = layout.view(snapshots[0], chunks[1])  # type: ignore[arg-type]
+        finally:
+            answered.set()
+        assert first.result(TIMEOUT_S).tolist() == second.tolist() == [0] * 64
+    assert layout.view(snapshots[1], chunks[1]).tolist() == [1] * 64  # type: ignore[arg-type]
