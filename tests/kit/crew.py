@@ -1,4 +1,4 @@
-"""Real processes that form process groups of gloo: started once, used for many cases, each in a group of its own."""
+"""Real processes that form process groups: started once, used for many cases, each in a group of its own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.kit.children import FORKS
 
 ANSWER_TIMEOUT_S = 120.0
 _GROUP_TIMEOUT = timedelta(seconds=60)
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 class CrewError(AssertionError):
@@ -38,9 +39,11 @@ class Crew:
 
     Args:
         size: How many, at most, take part in a group.
+        device: "cpu", or "cuda": each rank has a GPU of its own, and NCCL beside gloo.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: str = "cpu") -> None:
+        self._device = device
         self._folder = tempfile.TemporaryDirectory(prefix="crew-")
         self._members: list[tuple[BaseProcess, Connection] | None] = [None] * size
 
@@ -56,7 +59,7 @@ class Crew:
         """As `run`, but exceptions are returned, and `Killed` for a rank whose process has ended."""
         address = f"file://{self._folder.name}/{uuid.uuid4().hex}"
         for rank in range(num_ranks):
-            self._member(rank)[1].send((fn, args, address, rank, num_ranks))
+            self._member(rank)[1].send((fn, args, address, rank, num_ranks, self._device))
         return [self._answer(rank) for rank in range(num_ranks)]
 
     def close(self) -> None:
@@ -107,14 +110,20 @@ def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            fn, args, address, rank, num_ranks = connection.recv()
+            fn, args, *group = connection.recv()
         except EOFError:
             return
-        connection.send(_outcome(fn, args, address, rank, num_ranks))
+        connection.send(_outcome(fn, args, *group))
 
 
-def _outcome(fn: Callable[..., Any], args: tuple[object, ...], address: str, rank: int, num_ranks: int) -> Any:
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_ranks, timeout=_GROUP_TIMEOUT)
+def _outcome(
+    fn: Callable[..., Any], args: tuple[object, ...], address: str, rank: int, num_ranks: int, device: str
+) -> Any:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        _BACKENDS[device], init_method=address, rank=rank, world_size=num_ranks, timeout=_GROUP_TIMEOUT
+    )
     try:
         return fn(rank, *args)
     except BaseException as exc:  # noqa: BLE001 - the test's process looks at it

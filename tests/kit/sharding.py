@@ -39,14 +39,15 @@ class TiedModel(nn.Module):
         return self.head(y + self.frozen(y).mean(-1, keepdim=True))
 
 
-def training(seed: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
+def training(seed: int = 3, device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     """An FSDP2 model over the default group, with two steps of AdamW behind it; the same weights on any number of
     ranks before the first step."""
     torch.manual_seed(seed)
-    model = TiedModel()
+    model = TiedModel().to(device)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
     return model, optimizer
@@ -54,16 +55,17 @@ def training(seed: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
     """Train on the same words on every rank."""
+    words = torch.arange(VOCABULARY, device=model.seen.device)
     for _ in range(num_steps):
-        loss = model(torch.arange(VOCABULARY)).square().mean()
+        loss = model(words).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def mesh_of(*sizes: int) -> DeviceMesh:
+def mesh_of(*sizes: int, device: str = "cpu") -> DeviceMesh:
     """A mesh of that shape over the default group."""
-    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple("abc"[: len(sizes)]))
+    return init_device_mesh(device, sizes, mesh_dim_names=tuple("abc"[: len(sizes)]))
 
 
 def whole_tensors() -> dict[str, torch.Tensor]:
