@@ -2,13 +2,15 @@
 
     python -m bench.interference [--tiny] [--seconds N]
 
-A dense model trains with steps of 50 to 100 ms, each waited for as loops with `loss.item()` do. Phases without and with
-a save alternate, A B A B …; a phase with a save begins with the call of `save_async` and ends with the first step that
-finds the save committed. What is compared is the mean time a step over those phases, stalls and fences included:
+A dense model trains, each step waited for as loops with `loss.item()` do. Phases without and with a save alternate,
+A B A B …; a phase with a save begins with the call of `save_async` and ends with the first step that finds the save
+committed. What is compared is the mean time a step over those phases, stalls and fences included:
 
     cost = mean step while a save is in flight / mean step without one − 1     to be at most 0.02
 
-That bound is on saves to a sink of 5 GB/s. A sink without a limit shows the worst case: the encoder never rests.
+That bound is on saves to a sink of 5 GB/s. A sink without a limit shows the worst case: the encoder never rests. Two
+loops: one that the GPU bounds, its batch so large that a step takes twice as long as with a batch of one; and one that
+Python bounds, with a batch of one, in which the GPU mostly waits to be told what to do.
 """
 
 from __future__ import annotations
@@ -34,17 +36,22 @@ from .rig import TimeBudget, arguments, print_table, require_cuda, say, write_re
 BOUND = 0.02
 LIMITED_BYTES_PER_S = 5e9
 CODECS = ("rans", "ans", "zstd", "auto")
-CASES: tuple[tuple[float, SnapshotMode, str], ...] = (
-    *((LIMITED_BYTES_PER_S, mode, codec) for mode in ("device", "lazy") for codec in CODECS),
-    *((math.inf, "device", codec) for codec in CODECS),
-    (math.inf, "lazy", "ans"),
+CASES: tuple[tuple[str, float, SnapshotMode, str], ...] = (
+    *(("GPU", LIMITED_BYTES_PER_S, "device", codec) for codec in CODECS),
+    ("Python", LIMITED_BYTES_PER_S, "device", "rans"),
+    ("Python", LIMITED_BYTES_PER_S, "device", "auto"),
+    *(("GPU", LIMITED_BYTES_PER_S, "lazy", codec) for codec in ("rans", "ans")),
+    ("GPU", math.inf, "device", "rans"),
+    ("GPU", math.inf, "lazy", "ans"),
 )
-STEP_S = (0.05, 0.1)
-MAX_BATCH = 128
+"""What bounds the loop, the sink's rate, snapshot mode and codec."""
+LEAST_STEP_S = 0.05
+MAX_BATCH = 256
 NUM_WARM_UPS = 2
 NUM_QUIET_STEPS = 10
 DEFAULT_SECONDS = 80.0
 HEAD: tuple[str, ...] = (
+    "loop",
     "sink GB/s",
     "mode",
     "codec",
@@ -84,8 +91,10 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the steps cost with one sink, mode and codec; times in seconds."""
+    """What the steps cost with one loop, sink, mode and codec; times in seconds."""
 
+    loop: str
+    batch: int
     bytes_per_s: float | None
     mode: str
     codec: str
@@ -113,7 +122,7 @@ class Case:
         rate = "no limit" if self.bytes_per_s is None else f"{self.bytes_per_s / 1e9:g}"
         counts = (self.num_saves, self.num_steps)
         milliseconds = [1e3 * value for value in means + rest]
-        return (rate, self.mode, self.codec, *counts, *milliseconds, self.cost, 1e3 * self.seconds_a_save)
+        return (self.loop, rate, self.mode, self.codec, *counts, *milliseconds, self.cost, 1e3 * self.seconds_a_save)
 
 
 def step_s(training: Training, batch: int) -> float:
@@ -125,18 +134,17 @@ def step_s(training: Training, batch: int) -> float:
     return time.perf_counter() - start_s
 
 
-def find_batch(training: Training, batch: int = 16) -> int:
-    """Find a batch with which a step takes as long as STEP_S says, or the one that comes nearest to it."""
-    low_s, high_s = STEP_S
-    for _ in range(4):
+def find_batch(training: Training) -> int:
+    """Find a batch with which the GPU bounds the steps: they take twice as long as with a batch of one, and 50 ms."""
+    least_s = min(step_s(training, 1) for _ in range(6))
+    say(f"batch 1: {1e3 * least_s:.1f} ms a step")
+    batch = 16
+    while True:
         took_s = min(step_s(training, batch) for _ in range(4))
         say(f"batch {batch}: {1e3 * took_s:.1f} ms a step")
-        if low_s <= took_s <= high_s:
-            break
-        batch = min(MAX_BATCH, max(1, round(batch * 0.7 * high_s / took_s)))
-    for _ in range(5):
-        step_s(training, batch)
-    return batch
+        if took_s >= max(2 * least_s, LEAST_STEP_S) or 2 * batch > MAX_BATCH:
+            return batch
+        batch *= 2
 
 
 def saving_phase(training: Training, engine: tidegate.CheckpointEngine, step: int, batch: int, phases: Phases) -> None:
@@ -171,12 +179,14 @@ def alternate(
     return phases
 
 
-def summed_up(phases: Phases, bytes_per_s: float, mode: str, codec: str) -> Case:
+def summed_up(phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: str, codec: str) -> Case:
     """Pool the phases of one case."""
     quiet = [value for phase in phases.quiet_s for value in phase]
     saving = [value for phase in phases.saving_s for value in phase]
     quiet_mean_s, saving_mean_s = statistics.mean(quiet), sum(phases.lasted_s) / len(saving)
     return Case(
+        loop=loop,
+        batch=batch,
         bytes_per_s=bytes_per_s if math.isfinite(bytes_per_s) else None,
         mode=mode,
         codec=codec,
@@ -206,14 +216,15 @@ def quantile(values: list[float], share: float) -> float:
 
 def measure(training: Training, batch: int, num_saves: int, budget: TimeBudget) -> Iterator[Case]:
     """Yield case after case."""
-    for i, (bytes_per_s, mode, codec) in enumerate(CASES):
+    for i, (loop, bytes_per_s, mode, codec) in enumerate(CASES):
+        chosen = batch if loop == "GPU" else 1
         with (
             closing(SinkStore(bytes_per_s=bytes_per_s, name=f"{mode}-{codec}")) as store,
             tidegate.CheckpointEngine(store, codec=codec, snapshot=mode, keep_last=1) as engine,
         ):
             engine.attach(training.optimizer)
-            phases = alternate(training, engine, batch, num_saves, budget.share(len(CASES) - i))
-        yield summed_up(phases, bytes_per_s, mode, codec)
+            phases = alternate(training, engine, chosen, num_saves, budget.share(len(CASES) - i))
+        yield summed_up(phases, loop, chosen, bytes_per_s, mode, codec)
 
 
 def main() -> None:
@@ -223,12 +234,13 @@ def main() -> None:
     batch = 4 if args.tiny else find_batch(training)
     cases: list[Case] = []
     for case in measure(training, batch, 1 if args.tiny else 4, TimeBudget(args.seconds or DEFAULT_SECONDS)):
-        say(f"{case.mode}, {case.codec}")
+        say(f"{case.loop}, {case.mode}, {case.codec}")
         print_table(HEAD, [case.cells()])
         cases.append(case)
         limited = [c for c in cases if c.bytes_per_s is not None]
         worst = max(limited, key=lambda c: c.cost)
-        summary = {"bound": BOUND, "worst_cost": worst.cost, "mode": worst.mode, "codec": worst.codec}
+        summary = {"bound": BOUND, "worst_cost": worst.cost, "loop": worst.loop}
+        summary |= {"mode": worst.mode, "codec": worst.codec}
         found = {"parameters": training.num_parameters, "batch": batch, "summary": summary}
         found["cases"] = [asdict(c) for c in cases]
         path = write_results("interference-tiny" if args.tiny else "interference", found)
@@ -239,7 +251,11 @@ def main() -> None:
 
 def plot(path: Path, cases: list[Case]) -> None:
     """The cost by codec, mode and sink."""
-    costs = {(f"{c.mode}, {'5 GB/s' if c.bytes_per_s else 'no limit'}", c.codec): 100 * c.cost for c in cases}
+
+    def way(c: Case) -> str:
+        return f"{c.loop}, {c.mode}, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
+
+    costs = {(way(c), c.codec): 100 * c.cost for c in cases}
     names, codecs = (list(dict.fromkeys(key[i] for key in costs)) for i in (0, 1))
     series = {name: [costs.get((name, codec)) for codec in codecs] for name in names}
     title = "What does a save in flight cost the steps beside it?"

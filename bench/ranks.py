@@ -21,7 +21,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,7 +43,6 @@ from .rig import TimeBudget, arguments, print_table, say, write_results
 
 SINK_BYTES_PER_S = 5e9
 SCALING_BOUND = 1.9
-NUM_SAVES = 2
 NUM_SINK_SAVES = 5
 _HEAD = ("way", "stall s", "wall s", "load s", "GB stored", "host GB", "device GB", "exact")
 
@@ -63,10 +62,15 @@ class Found:
 
     def row(self, name: str) -> tuple[object, ...]:
         """Of the table."""
-        if self.error:
-            return (name, self.error[:80], "", "", "", "", "", "")
+        if not self.stalls_s:
+            return (f"{name}: {self.error[:80]}", *[""] * 7)
         sizes = (self.stored_bytes / 1e9, self.host_bytes / 1e9, self.device_bytes / 1e9)
-        return (name, min(self.stalls_s), min(self.walls_s), self.load_s, *sizes, self.exact)
+        times = (min(self.stalls_s), min(self.walls_s), self.load_s)
+        return (name, *times, *sizes, self.error[:80] or self.exact)
+
+
+class WayError(RuntimeError):
+    """A way to save or load did not work."""
 
 
 class Ranks:
@@ -82,6 +86,22 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return [float(value) for value in found]
 
+    def most_of(self, work: Callable[[], tuple[float, ...]], num: int) -> list[float]:
+        """Do something on all ranks; return the greatest of the `num` numbers of each.
+
+        Raises:
+            WayError: It failed on some rank, perhaps on this one.
+        """
+        why, values = "", (0.0,) * num
+        try:
+            values = work()
+        except Exception as exc:  # noqa: BLE001 - how a way fails is part of the answer
+            why = f"{type(exc).__name__}: {exc}"[:500]
+        failed, *most = self.most(bool(why), *values)
+        if failed:
+            raise WayError(why or "it failed on another rank")
+        return most
+
     def say(self, text: str) -> None:
         """Print a line, once."""
         if self.rank == 0:
@@ -91,31 +111,35 @@ class Ranks:
 def measure(ranks: Ranks, training: RankTraining, name: str, root: Path) -> Found:
     """Save and load in one way. All ranks together. Blocks."""
     found = Found()
-    kind = WAYS[name]
-    way = kind(training, root, ranks.group)
+    way = WAYS[name](training, root, ranks.group)
     with closing(way):
-        with Watch() as watch:
-            for step in range(NUM_SAVES):
-                ranks.most(0)
-                stall_s, wall_s = ranks.most(*timed_save(way, training.state(), step))
-                found.stalls_s.append(stall_s)
-                found.walls_s.append(wall_s)
-                ranks.say(f"{name}: stall {stall_s:.3f} s, wall {wall_s:.3f} s")
-        memory = ranks.most(watch.host_bytes, watch.device_bytes)
-        found.host_bytes, found.device_bytes = int(memory[0]), int(memory[1])
-        found.stored_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // (
-            len(list(root.glob("step-*"))) or 1
-        )
-        found.exact, found.load_s = load_back(ranks, way)
+        try:
+            with Watch() as watch:
+                for step in range(way.num_saves):
+                    ranks.most(0)
+                    stall_s, wall_s = ranks.most_of(lambda step=step: timed_save(way, training.state(), step), 2)
+                    found.stalls_s.append(stall_s)
+                    found.walls_s.append(wall_s)
+                    ranks.say(f"{name}: stall {stall_s:.3f} s, wall {wall_s:.3f} s")
+            memory = ranks.most(watch.host_bytes, watch.device_bytes)
+            found.host_bytes, found.device_bytes = int(memory[0]), int(memory[1])
+            num_kept = len(list(root.glob("step-*"))) or 1
+            found.stored_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // num_kept
+            differs, found.load_s = ranks.most_of(lambda: load_back(ranks, way), 2)
+            found.exact = not differs
+        except WayError as exc:
+            found.error = f"save {len(found.stalls_s) + 1}: {exc}"
+            ranks.say(f"{name}: {found.error}")
     ranks.most(0)
     return found
 
 
-def load_back(ranks: Ranks, way: Way) -> tuple[bool, float]:
-    """Save once more, training meanwhile where that is allowed; load it; return whether it is exact, and seconds."""
+def load_back(ranks: Ranks, way: Way) -> tuple[float, float]:
+    """Save once more, training meanwhile where that is allowed; load it; return whether bits differ, and seconds."""
+    step = way.num_saves
     state = way.training.state()
     expected = {name: tensor.clone() for name, tensor in local_tensors(state).items()}
-    wait = way.start(state, NUM_SAVES)
+    wait = way.start(state, step)
     if way.during_save:
         way.training.train(2)
         wait()
@@ -124,14 +148,13 @@ def load_back(ranks: Ranks, way: Way) -> tuple[bool, float]:
         way.training.train(2)
     state = way.training.state()
     erase(state)
-    ranks.most(0)
+    dist.barrier(ranks.group)
     start_s = time.perf_counter()
-    way.load(state, NUM_SAVES)
+    way.load(state, step)
     if way.training.device.type == "cuda":
         torch.cuda.synchronize()
     took_s = time.perf_counter() - start_s
-    differs, load_s = ranks.most(not same_bits(state, expected), took_s)
-    return not differs, load_s
+    return float(not same_bits(state, expected)), took_s
 
 
 def sink_speed(group: dist.ProcessGroup, part: State, bytes_per_s: float | None, device: torch.device) -> float:
@@ -168,7 +191,7 @@ def scaling(ranks: Ranks, training: RankTraining) -> dict[str, dict[str, float]]
     return found
 
 
-def run(rank: int, num_ranks: int, size: str, folder: str, seconds: float | None) -> None:
+def run(rank: int, num_ranks: int, size: str, folder: str, seconds: float | None, ways: list[str]) -> None:
     """What each process does."""
     budget = TimeBudget(seconds)
     is_cuda = torch.cuda.is_available()
@@ -185,7 +208,7 @@ def run(rank: int, num_ranks: int, size: str, folder: str, seconds: float | None
     ranks.say(
         f"{training.num_parameters / 1e6:.0f} M parameters, loss {loss:.2f}; rank 0 has {mine_bytes / 1e9:.2f} GB"
     )
-    found = {name: Found(error="no time was left") for name in WAYS}
+    found = {name: Found(error="no time was left") for name in ways}
     speeds: dict[str, dict[str, float]] = {}
 
     def write() -> None:
@@ -195,7 +218,7 @@ def run(rank: int, num_ranks: int, size: str, folder: str, seconds: float | None
             name = "ranks-tiny" if size == "tiny" else "ranks"
             write_results(name, {**about, "ways": told, "scaling": speeds, "bound": SCALING_BOUND})
 
-    for name in ("", *WAYS):  # "": the scaling
+    for name in ("", *ways):  # "": the scaling
         if ranks.most(budget.left_s <= 0)[0]:
             break
         if name:
@@ -223,12 +246,13 @@ def main() -> None:
     """Start a process a rank and wait for them."""
     parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, help="how many; default: one a GPU, two without")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what is measured")
     args = parser.parse_args()
     num_ranks = args.ranks or torch.cuda.device_count() or 2
     size = "tiny" if args.tiny else "large"
     needed_bytes = 10**9 if args.tiny else 3 * 12 * 1_100_000_000
     with fast_folder(needed_bytes, args.folder) as folder:
-        mp.spawn(run, (num_ranks, size, str(folder), args.seconds), nprocs=num_ranks)
+        mp.spawn(run, (num_ranks, size, str(folder), args.seconds, args.ways), nprocs=num_ranks)
 
 
 if __name__ == "__main__":

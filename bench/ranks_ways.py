@@ -31,6 +31,7 @@ class Way:
         group: A gloo group of all ranks.
     """
 
+    num_saves = 2
     during_save = False
     """Whether the training may go on while a save is in flight, as soon as `start` has returned."""
 
@@ -131,7 +132,9 @@ class PinnedDcp(Dcp):
 
 
 class ZstdDcp(Dcp):
-    """dcp.save with its ZStandard extension."""
+    """dcp.save with its ZStandard extension. One save: it takes long."""
+
+    num_saves = 1
 
     def start(self, state: State, step: int) -> Callable[[], object]:
         """Save."""

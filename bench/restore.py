@@ -1,6 +1,6 @@
 """How fast does a checkpoint come back, and does a load wait for anything but its slowest stage?
 
-    python -m bench.restore [--tiny] [--layers 20] [--folder DIR]
+    python -m bench.restore [--tiny] [--layers 20] [--codecs raw rans] [--folder DIR]
 
 A trained state comes back to the GPU from files that the page cache holds (shared memory, if that has room): with
 tidegate into new tensors and into tensors that are there, with torch.load (also mapped) and with
@@ -16,7 +16,7 @@ Without a GPU it all happens in host memory, where nothing is copied.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -61,7 +61,7 @@ class Load:
         return (self.name, self.times["median_s"], self.bytes_per_s / 1e9, *stages, ratio, self.times_torch_load)
 
 
-def write_all(state: State, folder: Path, codecs: tuple[str, ...]) -> None:
+def write_all(state: State, folder: Path, codecs: Sequence[str]) -> None:
     """Write the state with every codec, as a file and as an engine's checkpoint, and with torch and DCP. Blocks."""
     for codec in codecs:
         tidegate.save(state, folder / f"{codec}.tg", codec=codec)
@@ -142,7 +142,7 @@ def stages_of(path: Path, device: torch.device, num: int) -> dict[str, Times]:
     return found | {"decode": stages.decode(num)}
 
 
-def bench(state: State, folder: Path, codecs: tuple[str, ...], num: int, budget: TimeBudget) -> list[Load]:
+def bench(state: State, folder: Path, codecs: Sequence[str], num: int, budget: TimeBudget) -> list[Load]:
     """Write, load in turns, then run the stages."""
     device = tensors_of(state)[0].device
     raw_bytes = num_bytes_of(state)
@@ -175,10 +175,11 @@ def main() -> None:
     """Make a state, load it in every way, write the results."""
     parser = arguments(__doc__)
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model: 14 bytes × 12.6 M a layer")
+    parser.add_argument("--codecs", nargs="+", help="of tidegate's checkpoints")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed.*")
     state = made_state(args.tiny, args.layers)
-    codecs = ("raw", "zstd", "ans", "rans") if torch.cuda.is_available() else ("raw", "zstd")
+    codecs = args.codecs or (["raw", "zstd", "ans", "rans"] if torch.cuda.is_available() else ["raw", "zstd"])
     raw_bytes = num_bytes_of(state)
     say(f"a state of {raw_bytes / 1e9:.2f} GB in {len(tensors_of(state))} tensors")
     with fast_folder(8 * raw_bytes, args.folder) as folder:
