@@ -36,15 +36,17 @@ from .rig import TimeBudget, arguments, print_table, require_cuda, say, write_re
 BOUND = 0.02
 LIMITED_BYTES_PER_S = 5e9
 CODECS = ("rans", "ans", "zstd", "auto")
-CASES: tuple[tuple[str, float, SnapshotMode, str], ...] = (
-    *(("GPU", LIMITED_BYTES_PER_S, "device", codec) for codec in CODECS),
-    ("Python", LIMITED_BYTES_PER_S, "device", "rans"),
-    ("Python", LIMITED_BYTES_PER_S, "device", "auto"),
-    *(("GPU", LIMITED_BYTES_PER_S, "lazy", codec) for codec in ("rans", "ans")),
-    ("GPU", math.inf, "device", "rans"),
-    ("GPU", math.inf, "lazy", "ans"),
+CHUNK_MIB, LARGE_CHUNK_MIB = 64, 256
+CASES: tuple[tuple[str, float, SnapshotMode, str, int], ...] = (
+    *(("GPU", LIMITED_BYTES_PER_S, "device", codec, CHUNK_MIB) for codec in CODECS),
+    ("Python", LIMITED_BYTES_PER_S, "device", "rans", CHUNK_MIB),
+    ("Python", LIMITED_BYTES_PER_S, "device", "rans", LARGE_CHUNK_MIB),
+    ("Python", LIMITED_BYTES_PER_S, "device", "auto", CHUNK_MIB),
+    *(("GPU", LIMITED_BYTES_PER_S, "lazy", codec, CHUNK_MIB) for codec in ("rans", "ans")),
+    ("GPU", math.inf, "device", "rans", CHUNK_MIB),
+    ("GPU", math.inf, "lazy", "ans", CHUNK_MIB),
 )
-"""What bounds the loop, the sink's rate, snapshot mode and codec."""
+"""What bounds the loop, the sink's rate, snapshot mode, codec, and MiB of a chunk."""
 LEAST_STEP_S = 0.05
 MAX_BATCH = 256
 NUM_WARM_UPS = 2
@@ -52,6 +54,7 @@ NUM_QUIET_STEPS = 10
 DEFAULT_SECONDS = 80.0
 HEAD: tuple[str, ...] = (
     "loop",
+    "MiB",
     "sink GB/s",
     "mode",
     "codec",
@@ -95,6 +98,7 @@ class Case:
 
     loop: str
     batch: int
+    chunk_mib: int
     bytes_per_s: float | None
     mode: str
     codec: str
@@ -122,7 +126,17 @@ class Case:
         rate = "no limit" if self.bytes_per_s is None else f"{self.bytes_per_s / 1e9:g}"
         counts = (self.num_saves, self.num_steps)
         milliseconds = [1e3 * value for value in means + rest]
-        return (self.loop, rate, self.mode, self.codec, *counts, *milliseconds, self.cost, 1e3 * self.seconds_a_save)
+        return (
+            self.loop,
+            self.chunk_mib,
+            rate,
+            self.mode,
+            self.codec,
+            *counts,
+            *milliseconds,
+            self.cost,
+            1e3 * self.seconds_a_save,
+        )
 
 
 def step_s(training: Training, batch: int) -> float:
@@ -179,7 +193,7 @@ def alternate(
     return phases
 
 
-def summed_up(phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: str, codec: str) -> Case:
+def summed_up(phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: str, codec: str, chunk_mib: int) -> Case:
     """Pool the phases of one case."""
     quiet = [value for phase in phases.quiet_s for value in phase]
     saving = [value for phase in phases.saving_s for value in phase]
@@ -187,6 +201,7 @@ def summed_up(phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: s
     return Case(
         loop=loop,
         batch=batch,
+        chunk_mib=chunk_mib,
         bytes_per_s=bytes_per_s if math.isfinite(bytes_per_s) else None,
         mode=mode,
         codec=codec,
@@ -216,15 +231,17 @@ def quantile(values: list[float], share: float) -> float:
 
 def measure(training: Training, batch: int, num_saves: int, budget: TimeBudget) -> Iterator[Case]:
     """Yield case after case."""
-    for i, (loop, bytes_per_s, mode, codec) in enumerate(CASES):
+    for i, (loop, bytes_per_s, mode, codec, chunk_mib) in enumerate(CASES):
         chosen = batch if loop == "GPU" else 1
         with (
             closing(SinkStore(bytes_per_s=bytes_per_s, name=f"{mode}-{codec}")) as store,
-            tidegate.CheckpointEngine(store, codec=codec, snapshot=mode, keep_last=1) as engine,
+            tidegate.CheckpointEngine(
+                store, codec=codec, snapshot=mode, chunk_bytes=chunk_mib << 20, keep_last=1
+            ) as engine,
         ):
             engine.attach(training.optimizer)
             phases = alternate(training, engine, chosen, num_saves, budget.share(len(CASES) - i))
-        yield summed_up(phases, loop, chosen, bytes_per_s, mode, codec)
+        yield summed_up(phases, loop, chosen, bytes_per_s, mode, codec, chunk_mib)
 
 
 def main() -> None:
@@ -234,7 +251,7 @@ def main() -> None:
     batch = 4 if args.tiny else find_batch(training)
     cases: list[Case] = []
     for case in measure(training, batch, 1 if args.tiny else 4, TimeBudget(args.seconds or DEFAULT_SECONDS)):
-        say(f"{case.loop}, {case.mode}, {case.codec}")
+        say(f"{case.loop}, {case.mode}, {case.codec}, {case.chunk_mib} MiB")
         print_table(HEAD, [case.cells()])
         cases.append(case)
         limited = [c for c in cases if c.bytes_per_s is not None]
@@ -253,7 +270,7 @@ def plot(path: Path, cases: list[Case]) -> None:
     """The cost by codec, mode and sink."""
 
     def way(c: Case) -> str:
-        return f"{c.loop}, {c.mode}, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
+        return f"{c.loop}, {c.mode}, {c.chunk_mib} MiB, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
 
     costs = {(way(c), c.codec): 100 * c.cost for c in cases}
     names, codecs = (list(dict.fromkeys(key[i] for key in costs)) for i in (0, 1))

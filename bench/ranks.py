@@ -43,7 +43,7 @@ from .rig import TimeBudget, arguments, print_table, say, write_results
 
 SINK_BYTES_PER_S = 5e9
 SCALING_BOUND = 1.9
-NUM_SINK_SAVES = 5
+NUM_SINK_SAVES = 3
 _HEAD = ("way", "stall s", "wall s", "load s", "GB stored", "host GB", "device GB", "exact")
 
 
@@ -135,23 +135,24 @@ def measure(ranks: Ranks, training: RankTraining, name: str, root: Path) -> Foun
 
 
 def load_back(ranks: Ranks, way: Way) -> tuple[float, float]:
-    """Save once more, training meanwhile where that is allowed; load it; return whether bits differ, and seconds."""
-    step = way.num_saves
-    state = way.training.state()
+    """Load a checkpoint; return whether bits differ from those of the state that was saved, and seconds.
+
+    It is the last one, or, where the training may go on meanwhile, one more, with steps of the training beside it.
+    """
+    training, step = way.training, way.num_saves - 1
+    state = training.state()
     expected = {name: tensor.clone() for name, tensor in local_tensors(state).items()}
-    wait = way.start(state, step)
     if way.during_save:
-        way.training.train(2)
+        step += 1
+        wait = way.start(state, step)
+        training.train(2)
         wait()
-    else:
-        wait()
-        way.training.train(2)
-    state = way.training.state()
+        state = training.state()
     erase(state)
     dist.barrier(ranks.group)
     start_s = time.perf_counter()
     way.load(state, step)
-    if way.training.device.type == "cuda":
+    if training.device.type == "cuda":
         torch.cuda.synchronize()
     took_s = time.perf_counter() - start_s
     return float(not same_bits(state, expected)), took_s
