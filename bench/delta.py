@@ -2,7 +2,8 @@
 
 A small transformer is trained on the spot. Its state is saved after the warm-up and 1, 10 and 100 steps later: in full,
 without derived tensors, and as differences. A small mixture of experts, in whose optimizer many elements were never
-touched, is saved once: in full, and by plain codecs. Everything is loaded again and compared. Needs no GPU, no nvCOMP.
+touched, is saved once: in full, and by plain codecs. Everything is loaded again and compared. Needs no GPU, no nvCOMP;
+with them a larger model is trained and saved on the GPU, and nvCOMP's ANS is one of the codecs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch.nn import functional
 
 import tidegate
+from tidegate.codec.availability import unavailable_reason
 from tidegate.delta import DeltaPolicy
 from tidegate.storage import MemoryStore
 
@@ -23,23 +25,27 @@ from .networks import CONTEXT, DenseLM, MoELM, Size
 from .rig import arguments, print_table, say, write_results
 from .text import read_text, read_words
 
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 State = dict[str, list[dict[str, torch.Tensor]]]
 """By component, its tensors in a dict each, whose key says what it is to the optimizer."""
 
-CODECS = ("zstd", "rans")
+CODECS = ("zstd", "rans", *(("ans",) if unavailable_reason("ans", DEVICE) is None else ()))
 INTERVALS = (1, 10, 100)
 MAX_CHAIN = 8
 TARGETS = {"full": 1.40, "delta_100": 1.50, "weights_delta_1": 4.5, "moe_gain": 1.10}
 """Ratios on a trained dense state: without deltas, as a delta 100 steps old, and bf16 weights alone 1 step old; and on
 the experts' state the bytes of each plain codec over ours."""
-DENSE, MOE = Size(192, 3), Size(192, 3, num_words=1 << 14, num_experts=32, expert_width=64)
+DENSE, MOE = (
+    Size(512, 8) if DEVICE.type == "cuda" else Size(192, 3),
+    Size(192, 3, num_words=1 << 14, num_experts=32, expert_width=64),
+)
 DENSE_TINY, MOE_TINY = Size(64, 1), Size(64, 1, num_words=1 << 10, num_experts=8, expert_width=64)
 
 _DAY_S = 86_400
 
 
 class SmallTraining:
-    """bf16 weights, fp32 master and AdamW. The weights are used as fp32, for CPUs that multiply no bf16.
+    """bf16 weights, fp32 master and AdamW on DEVICE. The weights are used as fp32, for CPUs that multiply no bf16.
 
     Args:
         size: Of the model.
@@ -47,17 +53,17 @@ class SmallTraining:
 
     def __init__(self, size: Size) -> None:
         torch.manual_seed(0)
-        self._model = MoELM(size) if size.num_experts else DenseLM(size)
+        self._model = (MoELM(size) if size.num_experts else DenseLM(size)).to(DEVICE)
         self._parameters = list(self._model.parameters())
         self._master = [p.detach().clone().requires_grad_() for p in self._parameters]
         self._optimizer = torch.optim.AdamW(self._master, lr=3e-4, betas=(0.9, 0.95))
-        self._text = read_words(size.num_words) if size.num_experts else read_text()
+        self._text = (read_words(size.num_words) if size.num_experts else read_text()).to(DEVICE)
         self.num_parameters = sum(p.numel() for p in self._parameters)
 
     def step(self) -> float:
         """Do one step; return the loss."""
-        starts = torch.randint(len(self._text) - CONTEXT - 1, (2, 1))
-        windows = self._text[starts + torch.arange(CONTEXT + 1)].long()
+        starts = torch.randint(len(self._text) - CONTEXT - 1, (2, 1), device=DEVICE)
+        windows = self._text[starts + torch.arange(CONTEXT + 1, device=DEVICE)].long()
         with torch.no_grad():
             for parameter, master in zip(self._parameters, self._master, strict=True):
                 parameter.copy_(master.bfloat16())
@@ -130,7 +136,7 @@ def _check_same(state: State, back: object, step: int) -> None:
     for name, items in state.items():
         for before, after in zip(items, back[name], strict=True):  # type: ignore[index]
             for key, tensor in before.items():
-                if not torch.equal(tensor.view(torch.uint8), after[key].view(torch.uint8)):
+                if not torch.equal(tensor.view(torch.uint8), after[key].to(DEVICE).view(torch.uint8)):
                     raise RuntimeError(f"{name} of step {step} came back changed")
 
 
@@ -220,7 +226,8 @@ def main() -> None:
             for k, d in day.items()
         ],
     )
-    path = write_results("delta-tiny" if args.tiny else "delta", results, checkpoints=args.folder)
+    name = "delta" if DEVICE.type == "cpu" else "delta-gpu"
+    path = write_results(f"{name}-tiny" if args.tiny else name, results, checkpoints=args.folder)
     print(f"written to {path}")
 
 
