@@ -187,9 +187,9 @@ class S3Store:
         """Finish what is queued, end the threads and close the connections. Blocks. May be called again.
 
         Removes what failed writes have left, for at most two times the lesser of 15 s and `deadline_s`, and one
-        `timeout_s`. Where a request got no answer it also looks again for up to 5 s (`s3_debts.LATE_S`). So no upload
-        is left of a failed write if the server answers by then, and takes up within those 5 s whatever it had still
-        unread. Otherwise `debts.keys` names what may be left: it is tried again at the exit of the process, if this
+        `timeout_s`. Where a request got no answer it also looks again for up to 3 s (`s3_debts.LATE_S`). So no upload
+        is left of a failed write if the server answers by then, and takes up within those 3 s whatever it had still
+        unread. Otherwise `debts.unpaid` names what may be left: it is tried again at the exit of the process, if this
         store is still referred to; then only `tidegate gc` removes it, by its age.
         """
         self._pool.close()

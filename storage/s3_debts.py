@@ -22,8 +22,11 @@ from .s3_uploads import Upload, Uploads
 
 TOKEN = "tidegate-write"
 """Name of the metadata that tell whose an object is."""
-LATE_S = 5.0
-"""How long after its first answer a server may still take up what we had sent before: so long do we look again."""
+LATE_S = 3.0
+"""How long after its first answer a server may still take up what we had sent before: so long do we look again.
+
+SeaweedFS, thawed beside three busy processes on two cores, took up to 0.02 s.
+"""
 _REMEMBERED_S = 600.0  # the same while the store is open, where it costs a call a save, and no waiting
 _FIRST_PAUSE_S = 0.1
 
@@ -81,8 +84,8 @@ class Debts:
         self._owed: list[Debt] = []
         self._lock = threading.Lock()
 
-    def keys(self) -> list[str]:
-        """Of which writes something may be left."""
+    def unpaid(self) -> list[str]:
+        """Return the keys of the writes of which something may be left. Makes no call."""
         with self._lock:
             return sorted({debt.key for debt in self._owed})
 
