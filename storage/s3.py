@@ -86,7 +86,11 @@ class S3Store:
         return self._conditions.take_notes()
 
     def create(self, key: str, *, size_hint_bytes: int = 0, replace: bool = False) -> S3Writer:
-        """Start a new object; see `Store.create`. Makes no call yet, and the hint is of no use."""
+        """Start a new object; see `Store.create`. Makes no call yet, and the hint is of no use.
+
+        Without `replace` a key is taken to be this store's alone to write: if the server did not answer when an upload
+        of it was to be begun, all of its uploads are aborted later, but for those of writers that this store has then.
+        """
         check_new_key(key)
         return S3Writer(
             self._calls,

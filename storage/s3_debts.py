@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .errors import ObjectNotFoundError, StorageError
@@ -39,7 +40,7 @@ class Debt:
         key: The key of its object.
         upload_id: Its upload; None: it has none that it knows of.
         num_strays: How many uploads the server may have begun without our learning their ids. Where it is not 0, all
-            uploads of the key are of no use.
+            uploads of the key are of no use, but for those of writers that the store still has.
         token: What its object is marked by, if that may have appeared; None: it has not.
         creates_late: Whether one of those strays may appear yet, as its request got no answer.
         is_late: Whether another request got none: a part, a completion, or what was to remove it.
@@ -82,12 +83,25 @@ class Debts:
         self._calls = calls
         self._uploads = uploads
         self._owed: list[Debt] = []
+        self._live: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def unpaid(self) -> list[str]:
         """Return the keys of the writes of which something may be left. Makes no call."""
         with self._lock:
             return sorted({debt.key for debt in self._owed})
+
+    def begin(self, key: str) -> None:
+        """Let uploads of a key alone, whatever is owed of it: a writer is about to begin one. Makes no call."""
+        with self._lock:
+            self._live[key] += 1
+
+    def end(self, key: str) -> None:
+        """That writer has completed its upload, or needs it no more. Makes no call."""
+        with self._lock:
+            self._live[key] -= 1
+            if self._live[key] <= 0:
+                del self._live[key]
 
     def owe(self, debt: Debt) -> None:
         """Remember what a write may have left. Makes no call."""
@@ -105,8 +119,9 @@ class Debts:
             patience_s: How long after the server's first answer unanswered requests count as under way.
 
         Returns:
-            Whether the server has answered to everything.
+            Whether the server has answered to everything, and nothing had to be put off.
         """
+        is_complete = True
         end_s = time.monotonic() + deadline_s
         with self._lock:
             owed = list(self._owed)
@@ -121,10 +136,13 @@ class Debts:
                     return False
                 self._forget(debt)  # we may not see or abort it, for instance
                 continue
+            if stray_ids is None:
+                is_complete = False
+                continue
             debt.seen(time.monotonic(), stray_ids)
             if debt.left_s(time.monotonic(), patience_s) <= 0:
                 self._forget(debt)
-        return True
+        return is_complete
 
     def finish(self, deadline_s: float) -> None:
         """Settle for good: look again for LATE_S after the server's first answer where a request got none. Blocks.
@@ -142,8 +160,8 @@ class Debts:
             pause_s *= 2
         _unclosed.discard(self)
 
-    def _look(self, debt: Debt, end_s: float) -> set[str]:
-        """Remove what is there of one. Returns the ids of its strays that were."""
+    def _look(self, debt: Debt, end_s: float) -> set[str] | None:
+        """Remove what is there of one. Returns the ids of its strays that were; None: it has to be put off."""
         if debt.upload_id is not None:
             self._uploads.abort(Upload(debt.key, debt.upload_id, 0.0), deadline_s=_left_s(end_s))
         strays: list[Upload] = []
@@ -151,6 +169,9 @@ class Debts:
             folder, slash, _ = debt.key.rpartition("/")
             found = self._uploads.list(folder + slash, deadline_s=_left_s(end_s))
             strays = [each for each in found if each.key == debt.key and each.upload_id != debt.upload_id]
+            with self._lock:
+                if debt.key in self._live:  # asked after the listing: what that has seen was live before
+                    return None
         for upload in strays:
             self._uploads.abort(upload, deadline_s=_left_s(end_s))
         if debt.token is not None:

@@ -147,8 +147,8 @@ def effect_of(exc: BaseException) -> Effect:
         return Effect.LATER if status in (502, 504) else Effect.PERHAPS  # a gateway has lost sight of it
     if isinstance(exc, of.EndpointConnectionError | of.ConnectTimeoutError | of.CredentialRetrievalError):
         return Effect.NONE
-    is_passing = isinstance(exc, Exception) and s3_error(exc, action="", url="", key="").retryable
-    return Effect.LATER if is_passing else Effect.PERHAPS
+    is_cut_off = not isinstance(exc, Exception) or s3_error(exc, action="", url="", key="").retryable
+    return Effect.LATER if is_cut_off else Effect.PERHAPS
 
 
 def _of_answer(response: Mapping[str, Any], action: str, url: str, key: str) -> StorageError:

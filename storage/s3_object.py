@@ -58,6 +58,7 @@ class NewObject:
         self._parts: dict[int, dict[str, object]] = {}  # what completes the upload
         self._upload_id: str | None = None
         self._begin_error: StorageError | None = None
+        self._has_begun = False
         self._num_strays = 0  # uploads that the server may have begun, and we do not know
         self._creates_late = False
         self._is_late = False
@@ -110,10 +111,13 @@ class NewObject:
 
         self._calls.run(call, action="complete", key=self._key, recover=self._recover, stop=self._stop)
         self._upload_id = None
-        self._pay(Debt(self._key, num_strays=self._num_strays, creates_late=self._creates_late))
+        self._end()
+        if self._num_strays:
+            self._pay(Debt(self._key, num_strays=self._num_strays, creates_late=self._creates_late))
 
     def drop(self) -> None:
         """Remove what is at the server. What is not to be had now, or may come later, the store's `Debts` keep."""
+        self._end()
         self._pay(
             Debt(
                 self._key,
@@ -124,6 +128,11 @@ class NewObject:
                 is_late=self._is_late,
             )
         )
+
+    def _end(self) -> None:
+        if self._has_begun:
+            self._has_begun = False
+            self._debts.end(self._key)
 
     def _pay(self, debt: Debt) -> None:
         if self._replace:  # other uploads of the key, and the object, may be another writer's
@@ -136,7 +145,7 @@ class NewObject:
         """Take down whether the body's request got no answer."""
         try:
             yield
-        except Exception as exc:
+        except BaseException as exc:
             self._is_late = self._is_late or effect_of(exc) is Effect.LATER
             raise
 
@@ -145,7 +154,7 @@ class NewObject:
         """Take down whether the body may have begun an upload that we know nothing of."""
         try:
             yield
-        except Exception as exc:
+        except BaseException as exc:
             effect = effect_of(exc)
             self._num_strays += effect is not Effect.NONE
             self._creates_late = self._creates_late or effect is Effect.LATER
@@ -167,6 +176,9 @@ class NewObject:
                         )
                     return str(answer["UploadId"])
 
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._debts.begin(self._key)
                 try:
                     self._upload_id = self._calls.run(call, action="begin", key=self._key, stop=self._stop)
                 except StorageError as exc:

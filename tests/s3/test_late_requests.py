@@ -74,6 +74,7 @@ def test_A20_nothing_is_left_of_a_write_at_a_server_that_froze(
     rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
 def test_A20_a_process_that_lives_on_goes_on_saving(aws_environment: Seaweed, run_prefix: str, operation: str) -> None:
     rig = Rig(aws_environment, run_prefix, **QUICK)
@@ -91,6 +92,7 @@ def test_A20_a_process_that_lives_on_goes_on_saving(aws_environment: Seaweed, ru
     rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["gc", "exit"])
 def test_A22_what_a_frozen_server_takes_up_after_the_store_was_closed_is_found_later(
     aws_environment: Seaweed, run_prefix: str, way: str
@@ -104,7 +106,8 @@ def test_A22_what_a_frozen_server_takes_up_after_the_store_was_closed_is_found_l
         assert time.monotonic() - start_s < 2 * QUICK["deadline_s"] + QUICK["timeout_s"]
         assert rig.store.debts.unpaid() == ["a"]
         frost.thaw()
-    assert await_true(lambda: rig.uploads() != [])
+    num_creates = rig.faults.num_calls["CreateMultipartUpload"]
+    assert await_true(lambda: len(rig.uploads()) == num_creates)
     if way == "gc":
         assert main(["gc", f"s3://bucket/{run_prefix}", "--min-age-s", "0"]) == 0
     else:
@@ -191,6 +194,34 @@ def test_A20_a_late_upload_of_an_object_that_succeeded_is_aborted_too(
         assert front.num_requests("CreateMultipartUpload") == 2
         store.close()
         assert uploads_at(aws_environment, run_prefix) == []
+        assert store.stat("a").num_bytes == 16 << 20
+
+
+def test_A20_who_writes_the_object_anew_keeps_the_upload(aws_environment: Seaweed, run_prefix: str) -> None:
+    """Though all that the first writer may have left has to go, even what the server takes up late."""
+    may_begin = threading.Event()
+
+    def script(request: Request) -> Reply | None:
+        if request.operation == "CreateMultipartUpload" and is_first:
+            may_begin.wait(60)
+        return None
+
+    is_first = True
+    front = ScriptedS3(script, aws_environment.endpoint_url)
+    with opened(front, run_prefix) as store:
+        fail_to_write(store)
+        num_creates = front.num_requests("CreateMultipartUpload")
+        is_first = False
+        writer = store.create("a")
+        writer.append(memoryview(bytes(16 << 20))).result(60)
+        store.prepare()
+        may_begin.set()
+        assert await_true(lambda: len(uploads_at(aws_environment, run_prefix)) == num_creates + 1)
+        store.prepare()
+        writer.seal()
+        store.close()
+        assert uploads_at(aws_environment, run_prefix) == []
+        assert store.debts.unpaid() == []
         assert store.stat("a").num_bytes == 16 << 20
 
 
@@ -287,3 +318,4 @@ def test_an_error_tells_what_may_have_become_of_the_request(exc: Exception, effe
 def test_an_error_of_ours_tells_it_too() -> None:
     assert effect_of(StoreTimeoutError("the deadline passed while bytes trickled")) is Effect.LATER
     assert effect_of(ObjectExistsError("there already")) is Effect.NONE
+    assert effect_of(KeyboardInterrupt()) is Effect.LATER
