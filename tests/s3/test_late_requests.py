@@ -192,9 +192,34 @@ def test_A20_a_late_upload_of_an_object_that_succeeded_is_aborted_too(
         writer.append(memoryview(bytes(16 << 20)))
         writer.seal()
         assert front.num_requests("CreateMultipartUpload") == 2
+        assert await_true(lambda: len(uploads_at(aws_environment, run_prefix)) == 1)
         store.close()
         assert uploads_at(aws_environment, run_prefix) == []
         assert store.stat("a").num_bytes == 16 << 20
+
+
+def test_A20_an_object_that_is_completed_behind_our_look_is_removed(aws_environment: Seaweed, run_prefix: str) -> None:
+    """The write had failed, so nobody counts on it."""
+    has_looked = threading.Event()
+
+    def script(request: Request) -> Reply | None:
+        if request.operation == "CompleteMultipartUpload":
+            has_looked.wait(60)
+        if request.operation == "AbortMultipartUpload" and not has_looked.is_set():
+            return Reply(204)
+        if request.operation == "HeadObject" and front.num_requests("AbortMultipartUpload") > 0:
+            reply = front.forward(request)
+            has_looked.set()
+            return reply
+        return None
+
+    front = ScriptedS3(script, aws_environment.endpoint_url)
+    with opened(front, run_prefix) as store:
+        fail_to_write(store)
+        assert await_true(lambda: "a" in {stat.key for stat in store.list()})
+        store.close()
+        assert list(store.list()) == []
+        assert store.debts.unpaid() == []
 
 
 def test_A20_who_writes_the_object_anew_keeps_the_upload(aws_environment: Seaweed, run_prefix: str) -> None:
