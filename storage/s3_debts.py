@@ -147,8 +147,9 @@ class Debts:
     def finish(self, deadline_s: float) -> None:
         """Settle for good: look again for LATE_S after the server's first answer where a request got none. Blocks.
 
-        Ends early when the server is away, and when every upload that may be there has been found. So it takes at most
-        LATE_S and two times `deadline_s`, and `timeout_s` if the server falls silent.
+        Ends early when the server is away; and, where only creates went unanswered and no removal of ours did, when as
+        many uploads have been found. So it takes at most LATE_S and two times `deadline_s`, and `timeout_s` if the
+        server falls silent.
         """
         pause_s = _FIRST_PAUSE_S
         while self.settle(deadline_s, patience_s=LATE_S):
