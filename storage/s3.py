@@ -12,6 +12,7 @@ from .s3_calls import Attempt, Calls
 from .s3_checksum import Checksummer
 from .s3_client import Answer, Client, check_boto3, endpoint_of, object_arguments, request_arguments
 from .s3_conditions import Conditions
+from .s3_debts import Debts
 from .s3_object import ABORT_S
 from .s3_opened import S3OpenObject
 from .s3_options import S3Options, parse_s3_url, with_environment
@@ -54,6 +55,7 @@ class S3Store:
         self._pool = WorkerPool(self._options.concurrency, "tidegate-s3")
         self._reader = S3Reader(self._calls, self._pool)
         self._uploads = Uploads(self._calls)
+        self._debts = Debts(self._calls, self._uploads)
         self._conditions = Conditions(self._calls)
 
     @classmethod
@@ -72,14 +74,23 @@ class S3Store:
         """The uploads that are not completed."""
         return self._uploads
 
+    @property
+    def debts(self) -> Debts:
+        """What failed writes may have left at the server."""
+        return self._debts
+
     def prepare(self) -> list[str]:
-        """Find out, once, what the server can do; see `PreparedStore.prepare`. Aborts what could not be so earlier."""
-        self._uploads.settle(self._abort_s)
+        """Find out, once, what the server can do; see `PreparedStore.prepare`. Removes what failed writes have left."""
+        self._debts.settle(self._abort_s)
         self._conditions.are_honoured()
         return self._conditions.take_notes()
 
     def create(self, key: str, *, size_hint_bytes: int = 0, replace: bool = False) -> S3Writer:
-        """Start a new object; see `Store.create`. Makes no call yet, and the hint is of no use."""
+        """Start a new object; see `Store.create`. Makes no call yet, and the hint is of no use.
+
+        Without `replace` a key is taken to be this store's alone to write: if the server did not answer when an upload
+        of it was to be begun, all of its uploads are aborted later, but for those of writers that this store has then.
+        """
         check_new_key(key)
         return S3Writer(
             self._calls,
@@ -87,7 +98,7 @@ class S3Store:
             pool=self._pool,
             checksummer=self._checksummer,
             conditions=self._conditions,
-            uploads=self._uploads,
+            debts=self._debts,
             replace=replace,
             sealed=self._reader.forget,
         )
@@ -177,9 +188,16 @@ class S3Store:
             self._calls.run(lambda at: at.client.delete_object(**self._calls.at(key)), action="delete", key=key)
 
     def close(self) -> None:
-        """Finish what is queued, end the threads and close the connections. Blocks. May be called again."""
+        """Finish what is queued, end the threads and close the connections. Blocks. May be called again.
+
+        Removes what failed writes have left, for at most two times the lesser of 15 s and `deadline_s`, and one
+        `timeout_s`. Where a request got no answer it also looks again for up to 3 s (`s3_debts.LATE_S`). So no upload
+        is left of a failed write if the server answers by then, and takes up within those 3 s whatever it had still
+        unread. Otherwise `debts.unpaid` names what may be left: it is tried again at the exit of the process, if this
+        store is still referred to; then only `tidegate gc` removes it, by its age.
+        """
         self._pool.close()
-        self._uploads.settle(self._abort_s)
+        self._debts.finish(self._abort_s)
         if self._owns_client:
             self._calls.close()
 

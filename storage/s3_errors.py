@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import enum
 import errno
 import http.client
 import ssl
@@ -118,6 +119,36 @@ def error_code(exc: BaseException | None) -> str:
 def is_expired(exc: BaseException | None) -> bool:
     """Whether the server says that the credentials have expired: others may be had by now."""
     return error_code(exc) in _EXPIRED_CODES
+
+
+class Effect(enum.Enum):
+    """Whether a request that has failed may have taken effect."""
+
+    NONE = enum.auto()
+    """It has not: it was refused, or never sent."""
+    PERHAPS = enum.auto()
+    """It may have; the server is done with it."""
+    LATER = enum.auto()
+    """Nobody has answered it. It may have, and it may yet."""
+
+
+def effect_of(exc: BaseException) -> Effect:
+    """Tell from an error of boto3, or from ours that came of one, what may have become of the request."""
+    from botocore import exceptions as of
+
+    if isinstance(exc, StorageError):
+        if exc.__cause__ is None:  # what we gave up ourselves
+            return Effect.LATER if isinstance(exc, StoreTimeoutError) else Effect.NONE
+        exc = exc.__cause__
+    if isinstance(exc, of.ClientError):
+        status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if 400 <= status < 500:
+            return Effect.NONE
+        return Effect.LATER if status in (502, 504) else Effect.PERHAPS  # a gateway has lost sight of it
+    if isinstance(exc, of.EndpointConnectionError | of.ConnectTimeoutError | of.CredentialRetrievalError):
+        return Effect.NONE
+    is_cut_off = not isinstance(exc, Exception) or s3_error(exc, action="", url="", key="").retryable
+    return Effect.LATER if is_cut_off else Effect.PERHAPS
 
 
 def _of_answer(response: Mapping[str, Any], action: str, url: str, key: str) -> StorageError:

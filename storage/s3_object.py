@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import threading
+from collections.abc import Iterator
 
 from .errors import ObjectExistsError, ObjectNotFoundError, StorageError
 from .s3_body import Body
@@ -12,10 +14,10 @@ from .s3_calls import Attempt, Calls
 from .s3_checksum import Checksummer
 from .s3_client import Answer, object_arguments
 from .s3_conditions import Conditions
+from .s3_debts import TOKEN, Debt, Debts
+from .s3_errors import Effect, effect_of
 from .s3_parts import Part
-from .s3_uploads import Uploads
 
-_TOKEN = "tidegate-write"
 ABORT_S = 15.0  # how long what is of no use any more may keep us
 
 
@@ -27,7 +29,7 @@ class NewObject:
         key: The object's key.
         checksummer: What the server verifies by.
         conditions: Whether it honours conditional writes.
-        uploads: For what is to be aborted.
+        debts: For what is to be removed.
         replace: Whether it may replace an object.
         stop: Ends pauses and further attempts, except for those of `drop`.
     """
@@ -39,7 +41,7 @@ class NewObject:
         *,
         checksummer: Checksummer,
         conditions: Conditions,
-        uploads: Uploads,
+        debts: Debts,
         replace: bool,
         stop: threading.Event,
     ) -> None:
@@ -47,7 +49,7 @@ class NewObject:
         self._key = key
         self._checksummer = checksummer
         self._conditions = conditions
-        self._uploads = uploads
+        self._debts = debts
         self._replace = replace
         self._stop = stop
         self._url = f"{calls.url}/{key}"
@@ -56,7 +58,10 @@ class NewObject:
         self._parts: dict[int, dict[str, object]] = {}  # what completes the upload
         self._upload_id: str | None = None
         self._begin_error: StorageError | None = None
-        self._may_have_strays = False
+        self._has_begun = False
+        self._num_strays = 0  # uploads that the server may have begun, and we do not know
+        self._creates_late = False
+        self._is_late = False
         self._may_be_there = False
         self._lock = threading.Lock()  # one thread begins the upload
 
@@ -68,7 +73,7 @@ class NewObject:
         arguments = {**self._calls.at(self._key), "UploadId": upload_id, "PartNumber": number, **checksum}
 
         def call(attempt: Attempt) -> str:
-            with contextlib.closing(Body(part.views, attempt.check)) as body:
+            with self._hearing(), contextlib.closing(Body(part.views, attempt.check)) as body:
                 answer = attempt.client.upload_part(**arguments, ContentLength=part.num_bytes, Body=body)
             return str(answer["ETag"])
 
@@ -79,11 +84,11 @@ class NewObject:
         """Make the object of `rest` alone. Raises StorageError."""
         checksum = self._checksummer.arguments(rest.views)
         arguments = {**self._calls.at(self._key), **object_arguments(self._calls.options), **checksum}
-        arguments.update(self._condition(), Metadata={_TOKEN: self._token}, ContentLength=rest.num_bytes)
+        arguments.update(self._condition(), Metadata={TOKEN: self._token}, ContentLength=rest.num_bytes)
 
         def call(attempt: Attempt) -> bool:
             self._may_be_there = True
-            with contextlib.closing(Body(rest.views, attempt.check)) as body:
+            with self._hearing(), contextlib.closing(Body(rest.views, attempt.check)) as body:
                 attempt.client.put_object(**arguments, Body=body if rest.num_bytes else b"")
             return True
 
@@ -98,31 +103,62 @@ class NewObject:
 
         def call(attempt: Attempt) -> bool:
             self._may_be_there = True
-            attempt.client.complete_multipart_upload(
-                **self._calls.at(self._key), UploadId=self._upload_id, MultipartUpload={"Parts": parts}, **condition
-            )
+            with self._hearing():
+                attempt.client.complete_multipart_upload(
+                    **self._calls.at(self._key), UploadId=self._upload_id, MultipartUpload={"Parts": parts}, **condition
+                )
             return True
 
         self._calls.run(call, action="complete", key=self._key, recover=self._recover, stop=self._stop)
         self._upload_id = None
-        if self._may_have_strays and not self._replace:
-            with contextlib.suppress(StorageError):
-                self._uploads.abort_of(self._key, deadline_s=self._abort_s)
+        self._end()
+        if self._num_strays:
+            self._pay(Debt(self._key, num_strays=self._num_strays, creates_late=self._creates_late))
 
     def drop(self) -> None:
-        """Remove what is at the server; uploads at the next occasion if it is away. Raises StorageError."""
-        if self._upload_id is not None:
-            self._uploads.owe(self._key, self._upload_id)
-        if self._may_have_strays and not self._replace:
-            self._uploads.owe(self._key, None)
-        self._uploads.settle(self._abort_s)
-        if self._may_be_there and not self._replace:
-            with contextlib.suppress(ObjectNotFoundError):
-                if self._is_ours():
-                    self._calls.run(
-                        lambda at: at.client.delete_object(**self._calls.at(self._key)),
-                        action="delete", key=self._key, deadline_s=self._abort_s,
-                    )  # fmt: skip
+        """Remove what is at the server. What is not to be had now, or may come later, the store's `Debts` keep."""
+        self._end()
+        self._pay(
+            Debt(
+                self._key,
+                upload_id=self._upload_id,
+                num_strays=self._num_strays,
+                token=self._token if self._may_be_there else None,
+                creates_late=self._creates_late,
+                is_late=self._is_late,
+            )
+        )
+
+    def _end(self) -> None:
+        if self._has_begun:
+            self._has_begun = False
+            self._debts.end(self._key)
+
+    def _pay(self, debt: Debt) -> None:
+        if self._replace:  # other uploads of the key, and the object, may be another writer's
+            debt = dataclasses.replace(debt, num_strays=0, creates_late=False, token=None)
+        self._debts.owe(debt)
+        self._debts.settle(self._abort_s)
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Take down whether the body's request got no answer."""
+        try:
+            yield
+        except BaseException as exc:
+            self._is_late = self._is_late or effect_of(exc) is Effect.LATER
+            raise
+
+    @contextlib.contextmanager
+    def _hearing_of_create(self) -> Iterator[None]:
+        """Take down whether the body may have begun an upload that we know nothing of."""
+        try:
+            yield
+        except BaseException as exc:
+            effect = effect_of(exc)
+            self._num_strays += effect is not Effect.NONE
+            self._creates_late = self._creates_late or effect is Effect.LATER
+            raise
 
     def _begin(self) -> str:
         """Begin the upload, once. Returns its id, or raises for every part what kept it from beginning."""
@@ -132,15 +168,17 @@ class NewObject:
                     raise self._begin_error
 
                 def call(attempt: Attempt) -> str:
-                    self._may_have_strays = True
-                    answer = attempt.client.create_multipart_upload(
-                        **{**self._calls.at(self._key), **object_arguments(self._calls.options)},
-                        **self._checksummer.upload_arguments(),
-                        Metadata={_TOKEN: self._token},
-                    )
-                    self._may_have_strays = attempt.number > 0
+                    with self._hearing_of_create():
+                        answer = attempt.client.create_multipart_upload(
+                            **{**self._calls.at(self._key), **object_arguments(self._calls.options)},
+                            **self._checksummer.upload_arguments(),
+                            Metadata={TOKEN: self._token},
+                        )
                     return str(answer["UploadId"])
 
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._debts.begin(self._key)
                 try:
                     self._upload_id = self._calls.run(call, action="begin", key=self._key, stop=self._stop)
                 except StorageError as exc:
@@ -175,7 +213,7 @@ class NewObject:
             return None
 
     def _is_ours(self) -> bool:
-        return bool(self._head().get("Metadata", {}).get(_TOKEN) == self._token)
+        return bool(self._head().get("Metadata", {}).get(TOKEN) == self._token)
 
     def _head(self) -> Answer:
         def call(attempt: Attempt) -> Answer:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .base import ObjectStat
-from .errors import InvalidKeyError, ObjectNotFoundError, StorageError, StoreIOError
+from .errors import InvalidKeyError, ObjectNotFoundError, StoreIOError
 from .keys import check_key, is_reserved, partial_name
 from .s3_calls import Attempt, Calls
 from .s3_client import Answer, request_arguments
@@ -48,8 +45,6 @@ class Uploads:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._owed: list[tuple[str, str | None]] = []
-        self._lock = threading.Lock()
 
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[Upload]:
         """Yield the uploads of objects whose keys start with `prefix` ("" or ending in "/"). Blocks."""
@@ -107,35 +102,6 @@ class Uploads:
             if error_code(exc.__cause__) != "NoSuchUpload":
                 raise
 
-    def abort_of(self, key: str, *, but: str | None = None, deadline_s: float | None = None) -> None:
-        """Abort the uploads of one object, but for the one with the id `but`. Blocks."""
-        folder, slash, _ = key.rpartition("/")
-        for upload in list(self.list(folder + slash, deadline_s=deadline_s)):
-            if upload.key == key and upload.upload_id != but:
-                self.abort(upload, deadline_s=deadline_s)
-
-    def owe(self, key: str, upload_id: str | None) -> None:
-        """Remember what could not be aborted, since the server was away: one upload, or (None) all of an object's."""
-        with self._lock:
-            self._owed.append((key, upload_id))
-        indebted.add(self)
-
-    def settle(self, deadline_s: float) -> None:
-        """Abort what is owed, until the server is away again. Blocks; makes no call where nothing is owed."""
-        with self._lock:
-            owed = list(self._owed)
-        for key, upload_id in owed:
-            try:
-                if upload_id is None:
-                    self.abort_of(key, deadline_s=deadline_s)
-                else:
-                    self.abort(Upload(key, upload_id, 0.0), deadline_s=deadline_s)
-            except StorageError as exc:
-                if exc.retryable:
-                    return
-            with self._lock, contextlib.suppress(ValueError):
-                self._owed.remove((key, upload_id))
-
     def _page(self, prefix: str, markers: dict[str, object], deadline_s: float | None) -> Answer:
         def call(attempt: Attempt) -> Answer:
             return attempt.client.list_multipart_uploads(
@@ -159,9 +125,6 @@ class Uploads:
             return attempt.client.list_parts(**self._calls.at(upload.key), UploadId=upload.upload_id, **marker)
 
         return self._calls.run(call, action="list the parts of", key=upload.key)
-
-
-indebted: weakref.WeakSet[Uploads] = weakref.WeakSet()
 
 
 def _is_plain(key: str) -> bool:

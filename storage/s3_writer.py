@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 import weakref
@@ -14,9 +13,9 @@ from .errors import StorageError, StoreFullError
 from .s3_calls import Calls
 from .s3_checksum import Checksummer
 from .s3_conditions import Conditions
+from .s3_debts import Debts, forget_all, indebted
 from .s3_object import ABORT_S, NewObject
 from .s3_parts import Claim, Gatherer, Part
-from .s3_uploads import Uploads, indebted
 from .workers import WorkerPool
 
 
@@ -38,7 +37,7 @@ class S3Writer:
         pool: Who uploads.
         checksummer: What the server verifies by.
         conditions: Whether it honours conditional writes.
-        uploads: For what is to be aborted.
+        debts: For what is to be removed.
         replace: Whether `seal` may replace an object.
         sealed: Called when the object has appeared.
     """
@@ -51,7 +50,7 @@ class S3Writer:
         pool: WorkerPool,
         checksummer: Checksummer,
         conditions: Conditions,
-        uploads: Uploads,
+        debts: Debts,
         replace: bool,
         sealed: Sealed,
     ) -> None:
@@ -71,7 +70,7 @@ class S3Writer:
             key,
             checksummer=checksummer,
             conditions=conditions,
-            uploads=uploads,
+            debts=debts,
             replace=replace,
             stop=self._stop,
         )
@@ -140,8 +139,7 @@ class S3Writer:
             with self._changed:
                 self._gatherer.rest().release(self._error)
                 self._changed.wait_for(lambda: not self._in_flight)
-            with contextlib.suppress(StorageError):
-                self._object.drop()
+            self._object.drop()
             self._is_over = True
             unfinished.discard(self)
 
@@ -222,11 +220,11 @@ def abort_unfinished() -> None:
     """Abort what no one has ended, and what could not be aborted earlier. Blocks."""
     for writer in list(unfinished):
         writer.abort()
-    for uploads in list(indebted):
-        uploads.settle(ABORT_S)
+    for debts in list(indebted):
+        debts.finish(ABORT_S)
 
 
 # This module is imported before those that end saves at exit, so this runs after them.
 atexit.register(abort_unfinished)
-for _each in (unfinished, indebted):  # the threads, and the uploads, are the parent's
-    os.register_at_fork(after_in_child=_each.clear)
+for _each in (unfinished.clear, forget_all):  # the threads, and the uploads, are the parent's
+    os.register_at_fork(after_in_child=_each)

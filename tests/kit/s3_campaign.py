@@ -24,6 +24,8 @@ class Kill:
         newest_step: The newest step that loads, bit for bit; the newest one that was committed, or later.
         num_uploads: Uploads at the server that nobody completes any more, since `gc` last ran.
         num_stray_objects: Objects that no commit holds, since then.
+        num_owed: Writes of which the store said, after it was closed, that something may be left: the server did not
+            answer to all that it asked.
     """
 
     pause_s: float
@@ -31,6 +33,7 @@ class Kill:
     newest_step: int
     num_uploads: int
     num_stray_objects: int
+    num_owed: int = 0
 
 
 def write_outcome(name: str, kills: list[Kill], **more: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tidegate
 from tests.kit.bits import assert_same_bits
 from tests.kit.children import REPOSITORY
-from tests.kit.s3_faults import Faults
+from tests.kit.s3_rig import PART_BYTES, Rig
 from tests.kit.seaweed import ADMIN, Identity, Seaweed
 from tests.kit.states import filled, random_state
 from tests.kit.store_checks import leftovers
@@ -27,36 +27,7 @@ from tidegate.storage import (
     StorePermissionError,
     StoreTimeoutError,
 )
-from tidegate.storage.s3_client import make_client
-from tidegate.storage.s3_options import with_environment
 from tidegate.storage.s3_writer import abort_unfinished
-
-PART_BYTES = 5 << 20
-FIELDS: dict[str, Any] = {"part_bytes": PART_BYTES, "concurrency": 4, "timeout_s": 2.0, "deadline_s": 4.0}
-
-
-class Rig:
-    """A store whose client has faults."""
-
-    def __init__(self, server: Seaweed, prefix: str, **fields: object) -> None:
-        options = with_environment(S3Options(**{**FIELDS, **fields}))
-        self.client: Any = make_client(options)
-        self.faults = Faults(self.client)
-        self.store = S3Store(server.bucket, prefix, options=options, client=self.client)
-        assert self.store.prepare() == []
-        self._prefix = prefix
-        self._plain = server.client()
-        self._bucket = server.bucket
-
-    def uploads(self) -> list[str]:
-        """Keys of the uploads at the server, by a client without faults."""
-        found = self._plain.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix)
-        return [upload["Key"] for upload in found.get("Uploads", ())]
-
-    def close(self) -> None:
-        self.store.close()
-        self.client.close()
-        self._plain.close()
 
 
 @pytest.fixture
