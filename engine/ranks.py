@@ -120,7 +120,7 @@ class Ranks:
     def equip(self, job: SaveJob, save: RankSave) -> None:
         """Make a job one of several ranks'."""
         job.rank_save = save
-        job.check_unchanged = save.check_unchanged
+        job.check_unchanged, save.check_unchanged = save.check_unchanged, lambda: None  # the job forgets it in time
         job.future.limit(save.deadline_s + 2 * self.grace_s())
 
     def agree(self, save: RankSave) -> None:
