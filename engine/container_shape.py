@@ -13,7 +13,7 @@ class Shape:
     """The kind and the keys of a container.
 
     Args:
-        x: A list, a tuple, or a dict or OrderedDict whose keys are of type str or int.
+        x: A list, a tuple, or a dict, OrderedDict or defaultdict whose keys are of type str or int.
     """
 
     __slots__ = ("_has_metadata", "_key_types", "_keys", "_size", "kind")

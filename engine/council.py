@@ -36,9 +36,11 @@ _PIECE_BYTES = 4 << 20
 
 _LEAST_NAP_S = 0.0005
 _LONGEST_NAP_S = 0.02
-_NAP_FRACTION = 0.05
-"""A nap as part of the time waited so far: what is waited for is noticed that much late, whether it takes 20 ms or a
-second, and a long wait asks the board seldom."""
+_NAP_FRACTION = 0.025
+"""A nap as part of the time waited so far: what is waited for is noticed that much late at most."""
+
+_BOARD_S_PER_RANK = 20e-6
+"""Naps of many ranks are longer, so that they ask the board no more than 50,000 times a second together."""
 
 _FAREWELL_S = 5.0
 _UNDECIDED, _COMMIT, _ABORT = "", "commit", "abort"
@@ -121,7 +123,7 @@ class Council:
             since_s = time.monotonic() if arrived else since_s  # the others are not far, as a rule
             if pending and not failures:
                 failures = watch.dead(pending) or self._late(pending, deadline_s)
-                _nap(since_s)
+                self._nap(since_s)
         if failures:
             raise failed(topic, failures)
         return [found[rank] for rank in sorted(found)]
@@ -206,8 +208,13 @@ class Council:
                 return dead[whose]
             if time.monotonic() > deadline_s:
                 return "gave no answer before the deadline; its process runs, but hangs or is too slow"
-            _nap(since_s)
+            self._nap(since_s)
         return self._read(key)
+
+    def _nap(self, since_s: float) -> None:
+        """Sleep for a while, given since when somebody is waited for."""
+        least_s = max(_LEAST_NAP_S, _BOARD_S_PER_RANK * self.num_ranks)
+        time.sleep(min(_LONGEST_NAP_S, max(least_s, _NAP_FRACTION * (time.monotonic() - since_s))))
 
     def _is_there(self, key: str) -> bool:
         return bool(self._call(lambda: self._board.check([key])))
@@ -247,11 +254,6 @@ class Council:
                 return
             if self._is_closed.wait(self._silence_s / 8):
                 return
-
-
-def _nap(since_s: float) -> None:
-    """Sleep for a while, given since when somebody is waited for."""
-    time.sleep(min(_LONGEST_NAP_S, max(_LEAST_NAP_S, _NAP_FRACTION * (time.monotonic() - since_s))))
 
 
 class _Watch:

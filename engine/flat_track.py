@@ -10,7 +10,7 @@ A track holds types and keys; it keeps nothing of a state alive.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -133,7 +133,7 @@ def _is_value(x: object, depth: int) -> bool:
 def _track(x: Any, depth: int) -> _Track:
     """Return the track of a container that has tensors, or of the root. Raises _ChangedError if none can be laid."""
     kind = type(x)
-    is_dict = kind is dict or kind is OrderedDict
+    is_dict = kind in (dict, OrderedDict, defaultdict)
     if kind not in (list, tuple) and not (is_dict and set(map(type, x)) <= {str, int}):
         raise _ChangedError  # equal keys of other types may have other names
     inner = list(x.values()) if is_dict else x

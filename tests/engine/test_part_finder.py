@@ -6,7 +6,7 @@ import gc
 import json
 import random
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +144,7 @@ def trained(chance: random.Random, step: int) -> State:
         "optimizer": {"state": rows, "param_groups": [{"lr": chance.random(), "params": names, "betas": (0.9, 0.95)}]},
         "by number": {0: torch.randn(2), 1: {"a": torch.ones(1), "lr": chance.random()}},
         "rows by number": {0: {1: torch.randn(2), 0: step}, 1: {0: torch.randn(2), 2: torch.ones(1)}},
+        "by default": defaultdict(list, {0: {"a": torch.ones(1)}, 1: {"b": torch.ones(2)}}),
         "list": [torch.ones(1), (torch.ones(2), step)],
         "step": step,
         "history": [0.5] * step,
