@@ -103,7 +103,7 @@ def measure(num_ranks: int, num_tensors: int, num_replicas: int) -> dict[str, fl
     ranks = [Council(as_board(board), rank, num_ranks) for rank in range(num_ranks)]
     rounds = PlanRound(ranks[0])
     store = MemoryStore()
-    local = LocalPart(job.parts[0], job.names, (), ())
+    local = LocalPart(job.parts[0], job.names)
     (first_s, first_cpu_s), text = one_save(ranks, rounds, store, job, local, step=1)
     first_board_bytes, board.put_bytes = board.put_bytes, 0
     board.num_requests.clear()

@@ -36,6 +36,12 @@ _PIECE_BYTES = 4 << 20
 
 _LEAST_NAP_S = 0.0005
 _LONGEST_NAP_S = 0.02
+_NAP_FRACTION = 0.025
+"""A nap as part of the time waited so far: what is waited for is noticed that much late at most."""
+
+_BOARD_S_PER_RANK = 20e-6
+"""Naps of many ranks are longer, so that they ask the board no more than 50,000 times a second together."""
+
 _FAREWELL_S = 5.0
 _UNDECIDED, _COMMIT, _ABORT = "", "commit", "abort"
 
@@ -104,7 +110,7 @@ class Council:
         found: dict[int, JSON] = {}
         failures: Failures = {}
         watch = _Watch(self._board, self._silence_s)
-        nap_s = _LEAST_NAP_S
+        since_s = time.monotonic()
         while pending and not failures:
             arrived = [rank for rank in pending if self._is_there(f"{topic}/{rank}")]
             with collector_at_rest():
@@ -114,10 +120,10 @@ class Council:
                     failures[rank] = str(message["failure"])
                 found[rank] = message.get("message")
             pending = [rank for rank in pending if rank not in found]
-            nap_s = _LEAST_NAP_S if arrived else min(_LONGEST_NAP_S, nap_s * 2)
+            since_s = time.monotonic() if arrived else since_s  # the others are not far, as a rule
             if pending and not failures:
                 failures = watch.dead(pending) or self._late(pending, deadline_s)
-                time.sleep(nap_s)
+                self._nap(since_s)
         if failures:
             raise failed(topic, failures)
         return [found[rank] for rank in sorted(found)]
@@ -196,15 +202,19 @@ class Council:
     def _take(self, key: str, whose: int, deadline_s: float) -> dict[str, JSON] | str:
         """Wait for a message and take it away; or say why there is none."""
         watch = _Watch(self._board, self._silence_s)
-        nap_s = _LEAST_NAP_S
+        since_s = time.monotonic()
         while not self._is_there(key):
             if dead := watch.dead([whose]):
                 return dead[whose]
             if time.monotonic() > deadline_s:
                 return "gave no answer before the deadline; its process runs, but hangs or is too slow"
-            time.sleep(nap_s)
-            nap_s = min(_LONGEST_NAP_S, nap_s * 2)
+            self._nap(since_s)
         return self._read(key)
+
+    def _nap(self, since_s: float) -> None:
+        """Sleep for a while, given since when somebody is waited for."""
+        least_s = max(_LEAST_NAP_S, _BOARD_S_PER_RANK * self.num_ranks)
+        time.sleep(min(_LONGEST_NAP_S, max(least_s, _NAP_FRACTION * (time.monotonic() - since_s))))
 
     def _is_there(self, key: str) -> bool:
         return bool(self._call(lambda: self._board.check([key])))

@@ -21,6 +21,9 @@ from .types import JSON
 
 _MAX_DEPTH = 200
 
+PLAIN = frozenset({int, float, str, bool, type(None), bytes, complex})
+"""Types of values that have no tensor in them; there are more."""
+
 
 @dataclass(slots=True)
 class Flat:
@@ -82,7 +85,7 @@ def _unused(name: str, flat: Flat) -> str:
 
 
 def _leaves(x: object, names: tuple[str, ...], steps: PathSteps, depth: int) -> Iterator[tuple[str, PathSteps, object]]:
-    below = list(_children(x)) if depth == 0 or _has_tensor(x, depth) else None
+    below = list(_children(x)) if depth == 0 or has_tensor(x, depth) else None
     if below is None or (not below and depth):
         yield ".".join(names), steps, x
         return
@@ -101,17 +104,27 @@ def _children(x: object) -> Iterator[tuple[str, JSON, object]]:
             yield str(i), i if isinstance(x, list) else ["tuple", i], child
 
 
-def _has_tensor(x: object, depth: int) -> bool:
-    """Tell whether a container has a tensor in it that can be named."""
+def has_tensor(x: object, depth: int) -> bool:
+    """Tell whether something is a container that has a tensor in it that can be named.
+
+    Args:
+        x: Anything.
+        depth: In how many containers it stands.
+
+    Raises:
+        UnsupportedStateError: It nests too deeply.
+    """
     if depth > _MAX_DEPTH:
         raise UnsupportedStateError(f"the state nests more than {_MAX_DEPTH} levels deep; flatten it", path="state")
-    if isinstance(x, Mapping):
+    if isinstance(x, dict | Mapping):  # a dict first, which is found sooner
         inner = list(x.values())
     elif type(x) in (list, tuple):
         inner = list(x)  # type: ignore[call-overload]
     else:
         return False
-    return any(isinstance(item, torch.Tensor) or _has_tensor(item, depth + 1) for item in inner)
+    if depth < _MAX_DEPTH and set(map(type, inner)) <= PLAIN:
+        return False
+    return any(isinstance(item, torch.Tensor) or has_tensor(item, depth + 1) for item in inner)
 
 
 def _key_node(key: object) -> JSON:

@@ -145,7 +145,7 @@ class SaveJob:
         self.device_copies: list[torch.cuda.Event] = []
         self.is_let_go = False
         self.writes_from_device = False
-        self.check_unchanged: Callable[[], None] = lambda: None
+        self.check_unchanged: Callable[[], None] = _nothing
         self.rank_save: RankSave | None = None
         self.written_bytes = 0
         self._wake = wake
@@ -208,9 +208,13 @@ class SaveJob:
         """
         self._may_start.set()
 
+    def await_start(self, timeout_s: float | None = None) -> None:
+        """Wait until the background thread may begin, see `start_now`, or until `timeout_s` seconds have passed."""
+        self._may_start.wait(timeout_s)
+
     def chunks(self) -> Iterator[StagedChunk | None]:
         """Yield the chunks as they come; None when there is none at the moment, before blocking for the next."""
-        self._may_start.wait()
+        self.await_start()
         while not self._is_drained:
             try:
                 staged = self._queue.get_nowait()
@@ -274,6 +278,7 @@ class SaveJob:
         with self._live_lock:
             self._forget_tensors()
             self._live.clear()
+            self.check_unchanged = _nothing
         self.future.mark_staged()
 
     def _check_copied(self) -> None:
@@ -292,6 +297,7 @@ class SaveJob:
             self.check_unchanged()
         except TornSnapshotError as exc:
             self.fail(exc)
+        self.check_unchanged = _nothing  # it knows the caller's tensors
         self._live.clear()
         self.future.mark_staged()
 
@@ -317,3 +323,7 @@ class SaveJob:
                 stage="stage",
             )
         )
+
+
+def _nothing() -> None:
+    """Check nothing."""

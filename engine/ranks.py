@@ -9,13 +9,11 @@ from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from tidegate.storage.base import Store
 
 from .council import Council, open_council
 from .errors import RankFailedError
-from .flatten import flatten
 from .job import SaveJob
 from .load_round import LoadRound
 from .local_part import LocalPart, PartFinder
@@ -108,21 +106,21 @@ class Ranks:
             UnsupportedStateError: Something cannot be saved.
             RankFailedError: The ranks do not agree.
         """
-        flat = flatten(state)
-        save.check_unchanged = unchanged_since([t for t in flat.tensors.values() if isinstance(t, DTensor)])
-        save.local = self._finder.find(flat)
+        found = self._finder.find(state)
+        save.check_unchanged = unchanged_since(found.wrappers)
+        save.local = found.local
         agreed = self._agreed
         if agreed is not None and agreed.part == save.local.part:
             save.share = agreed.share
         else:
             self._agreed = None
             self.agree(save)
-        return save.local.items(save.share)
+        return found.items(save.share)
 
     def equip(self, job: SaveJob, save: RankSave) -> None:
         """Make a job one of several ranks'."""
         job.rank_save = save
-        job.check_unchanged = save.check_unchanged
+        job.check_unchanged, save.check_unchanged = save.check_unchanged, lambda: None  # the job forgets it in time
         job.future.limit(save.deadline_s + 2 * self.grace_s())
 
     def agree(self, save: RankSave) -> None:

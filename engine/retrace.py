@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
+from .container_shape import Shape, TableShape
 from .leaves import LEAVES
 from .skeleton import METADATA, TENSORS, Walk, key_name
-from .tracks import Branch, Constants, Plain, Shape, StateDict, TableShape, Tensors, TensorTrack, Track
+from .tracks import Branch, Constants, Plain, StateDict, TensorRun, Tensors, TensorTrack, Track
 from .types import JSON
 
 _CONSTANTS = frozenset({int, str, bool, type(None)})
@@ -120,12 +121,30 @@ class _Maker:
             return None
         has_tensors = end[1] > first or any(type(child) is TensorTrack for child in children)
         head = self._walk.names[end[2] - 1][: 1 + found.num_keys]
-        return Branch(Shape(x), children, found.build, head, None if has_tensors else plain)
+        return Branch(Shape(x), _in_runs(children), found.build, head, None if has_tensors else plain)
 
     def _tensor(self, node: Any, role: str) -> TensorTrack:
         is_first = node[1] == self._num_tensors
         self._num_tensors += is_first
         return TensorTrack(node[1], node, role, is_first)
+
+
+def _in_runs(children: Sequence[Track]) -> list[tuple[int, Track] | TensorRun]:
+    """Gather tensors that stand side by side, and nowhere before."""
+    found: list[tuple[int, Track] | TensorRun] = []
+    for is_new, members in groupby(enumerate(children), lambda member: _is_new_tensor(member[1])):
+        here = list(members)
+        if is_new:
+            tensors = [track for _, track in here if isinstance(track, TensorTrack)]
+            nodes, roles = [track.node for track in tensors], [track.role for track in tensors]
+            found.append(TensorRun(here[0][0], tensors[0].index, nodes, roles))
+        else:
+            found += here
+    return found
+
+
+def _is_new_tensor(track: Track) -> bool:
+    return isinstance(track, TensorTrack) and track.is_first
 
 
 def _is_row(x: Any, node: Any) -> bool:

@@ -39,6 +39,10 @@ from .save import (
 from .sharded_manifest import ShardedManifest, dump_sharded
 from .types import JSON
 
+_AGREE_BY_S = 0.25
+"""The ranks agree when this one has staged, as messages are Python and would take the GIL from the training thread's
+copies; but no later than this, for the others wait."""
+
 
 def write_sharded(job: SaveJob, save: RankSave, ranks: Ranks, store: Store, resources: Resources) -> SaveReport:
     """Write this rank's part of a save and take part in its commit. Blocks until the outcome is known.
@@ -68,6 +72,7 @@ class _Writing:
         return self.ranks.council
 
     def run(self) -> SaveReport:
+        self.job.await_start(_AGREE_BY_S)
         self.ranks.agree(self.save)
         try:
             record, totals = self._write()

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, Protocol
 
 import torch
 
+from .container_shape import Shape, TableShape
 from .paths import PathError
 from .skeleton import METADATA, Walk, Writer
 from .types import JSON
@@ -102,59 +102,34 @@ class TensorTrack:
         return self.node
 
 
-class Shape:
-    """The kind and the keys of a container.
+class TensorRun:
+    """Tensors that stand side by side among other things, and nowhere before.
 
     Args:
-        x: A list, a tuple, or a dict or OrderedDict whose keys are of type str or int.
+        place: Of the first in its container.
+        first: Its index.
+        nodes: JSON of each.
+        roles: Role of each.
     """
 
-    __slots__ = ("_has_metadata", "_key_types", "_keys", "_size", "kind")
+    __slots__ = ("_first", "_nodes", "_roles", "_span", "_spots")
 
-    def __init__(self, x: Any) -> None:
-        self.kind = type(x)
-        self._size = len(x)
-        self._keys = None if self.kind in (list, tuple) else list(x)
-        self._key_types = list(map(type, self._keys or ()))
-        self._has_metadata = self.kind is OrderedDict and bool(vars(x))
+    def __init__(self, place: int, first: int, nodes: Sequence[JSON], roles: Sequence[str]) -> None:
+        num_tensors = len(nodes)
+        self._span = slice(place, place + num_tensors)
+        self._first = first
+        self._nodes = nodes
+        self._roles = roles
+        places = range(place, place + num_tensors)
+        self._spots = [spot for pair in zip(places, range(first, first + num_tensors), strict=True) for spot in pair]
 
-    def values(self, x: Any) -> Any:
-        """Return the sequence of what a container holds; None if its shape is another."""
-        if type(x) is not self.kind or len(x) != self._size:
-            return None
-        if self._keys is None:
-            return x
-        if self.kind is OrderedDict and vars(x).keys() != ({METADATA} if self._has_metadata else set()):
-            return None
-        keys = list(x)
-        if list(map(type, keys)) != self._key_types or keys != self._keys:
-            return None
-        return list(x.values())
-
-
-class TableShape:
-    """The shape of a dict of dicts whose keys are text; what it holds is what the inner ones hold.
-
-    Args:
-        x: The dict.
-    """
-
-    __slots__ = ("_keys", "_outer", "_sizes")
-
-    def __init__(self, x: Any) -> None:
-        self._outer = Shape(x)
-        self._sizes = list(map(len, x.values()))
-        self._keys = list(chain.from_iterable(x.values()))
-
-    def values(self, x: Any) -> Any:
-        """As that of Shape."""
-        rows = self._outer.values(x)
-        if rows is None or set(map(type, rows)) != {dict} or list(map(len, rows)) != self._sizes:
-            return None
-        keys = list(chain.from_iterable(rows))
-        if set(map(type, keys)) != {str} or keys != self._keys:
-            return None
-        return list(chain.from_iterable(map(dict.values, rows)))
+    def take(self, values: Sequence[Any], writer: Follower, nodes: list[JSON], spots: list[int]) -> None:
+        """Write them, given all that the container holds; add their JSON. Raises ChangedError."""
+        if len(writer.walk.tensors) != self._first:
+            raise ChangedError
+        writer.take(values[self._span], self._roles)
+        nodes += self._nodes
+        spots += self._spots
 
 
 class Tensors:
@@ -208,7 +183,7 @@ class Branch:
 
     Args:
         shape: Its shape.
-        children: What it holds.
+        children: What it holds, and in which place; or runs of tensors.
         build: Writes it, given the JSON of what it holds.
         head: How its names begin.
         plain: How to write it if it has another shape; None if it has tensors, so that it may not.
@@ -219,7 +194,7 @@ class Branch:
     def __init__(
         self,
         shape: Shape,
-        children: Sequence[Track],
+        children: Sequence[tuple[int, Track] | TensorRun],
         build: Callable[[list[JSON]], JSON],
         head: tuple[str | int, ...],
         plain: Plain | None,
@@ -239,8 +214,12 @@ class Branch:
             return self._plain.follow(x, writer, position, spots)
         inner: list[int] = []
         nodes: list[JSON] = []
-        for place, child in enumerate(self._children):
-            nodes.append(child.follow(values[place], writer, place, inner))
+        for child in self._children:
+            if isinstance(child, TensorRun):
+                child.take(values, writer, nodes, inner)
+            else:
+                place, track = child
+                nodes.append(track.follow(values[place], writer, place, inner))
         writer.walk.names.append((*self._head, *inner))
         spots.append(~position)
         return self._build(nodes)

@@ -35,6 +35,15 @@ def test_what_is_no_mapping_is_refused() -> None:
         flatten([torch.ones(1)])
 
 
+@pytest.mark.parametrize("leaf", [5, object(), (), {}, torch.ones(1)], ids=type)
+def test_what_nests_too_deeply_is_refused(leaf: object) -> None:
+    for _ in range(199):
+        leaf = [leaf]
+    assert len(flatten({"x": leaf}).paths) == 1
+    with pytest.raises(UnsupportedStateError, match="nests more than 200 levels deep"):
+        flatten({"x": [leaf]})
+
+
 @pytest.mark.parametrize(
     "paths",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import DTensor
 
 import tidegate
 from tests.kit.crew import Crew
@@ -83,6 +86,28 @@ def test_loads_without_other_ranks(crew: Crew, tmp_path: Path) -> None:
         assert engine.load(2, part="step") == 2
         weights = engine.load(2, part="model")
         assert whole_bits({"model": weights}) == {k: v for k, v in expected[2].items() if k.startswith(".model")}
+
+
+def save_and_let_go(rank: int, root: str) -> list[list[object]]:
+    alive = []
+    with engine_of(root, snapshot="host") as engine:
+        for step in range(3):
+            model, optimizer = training(seed=step)
+            train(model, optimizer, 1)
+            state = raw_state(model, optimizer, step)
+            locals_ = [x.to_local().detach() if isinstance(x, DTensor) else x for x in model.state_dict().values()]
+            held = [weakref.ref(x) for x in (*model.parameters(), model.seen, model, state["model"])]
+            held += [weakref.ref(x.untyped_storage()) for x in locals_]
+            engine.save_async(state, step=step)
+            engine.wait()
+            del model, optimizer, state, locals_
+            gc.collect()
+            alive.append([type(ref()) for ref in held if ref() is not None])
+    return alive
+
+
+def test_a_save_that_is_over_keeps_nothing_of_the_state(crew: Crew, tmp_path: Path) -> None:
+    assert crew.run(2, save_and_let_go, str(tmp_path)) == [[[], [], []]] * 2
 
 
 def load_by_dcp(rank: int, root: str) -> dict[str, object]:
