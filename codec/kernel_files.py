@@ -32,12 +32,12 @@ PARAMETERS = {
     "copy": {"copy_pieces": "QQI"},
     "compare": {"compare_pieces": "QIQ"},
     "rans_look": {
-        **{f"look_at_segments_{size}": "QQIIIIQQQQQ" for size in (1, 2, 4, 8)},
-        "make_rans_tables": "QIIIIQQQQQ",
+        **{f"look_at_segments_{size}": "QQIIQQQQQQ" for size in (1, 2, 4, 8)},
+        "make_rans_tables": "QQIIIQQQQQQ",
     },
     "rans_encode": {
-        **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQQ" for size in (1, 2, 4, 8)},
-        "gather_streams": "QQQIIIIIQQIQQQQQI",
+        **{f"code_segments_{size}": "QQIIQQQQIQQQQIQQQ" for size in (1, 2, 4, 8)},
+        "gather_streams": "QQQIIIQQIQQQQQI",
     },
     "rans_decode": {f"decode_segments_{size}": "QQQIIQQQQQ" for size in (1, 2, 4, 8)},
     "fields": {

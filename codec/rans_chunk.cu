@@ -15,17 +15,13 @@ constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kSparseShift = 7
 __device__ __forceinline__ bool is_sparse(u32 info) { return info >> kSparseShift & 1; }
 __device__ __forceinline__ u32 coded_tiles(u32 info) { return info >> kTilesShift & 511; }
 
-// How a chunk is cut, and which segment a warp has: thread blocks are dealt out table by table.
+// How a chunk is cut. A warp has a segment; those of a thread block, and of a group of blocks, have one table.
 struct Chunk {
   const u8* raw;
   u64 raw_bytes;
-  u32 segment_tiles, num_segments, segments_per_table, blocks_per_table;
+  u32 segment_tiles, num_segments;
 
-  __device__ u32 table() const { return blockIdx.x / blocks_per_table; }
-  __device__ u32 segment() const {   // num_segments or more: none
-    const u32 within = blockIdx.x % blocks_per_table * kWarps + threadIdx.x / kLanes;
-    return within < segments_per_table ? table() * segments_per_table + within : kAll;
-  }
+  __device__ u32 segment() const { return blockIdx.x * kWarps + threadIdx.x / kLanes; }   // num_segments or more: none
   __device__ u64 start_of(u32 segment) const { return (u64)segment * segment_tiles * kTileBytes; }
   __device__ u32 bytes_of(u32 segment) const {
     return (u32)smaller((u64)segment_tiles * kTileBytes, raw_bytes - start_of(segment));

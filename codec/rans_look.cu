@@ -181,9 +181,10 @@ template <u32 kUnitBytes> __device__ u32 area_bytes(u32 info) {
 }
 
 template <u32 kUnitBytes>
-__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts, u64* raw_areas,
-                                 u32* block_areas) {
+__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts, uint2* block_sums,
+                                 u64* raw_areas, u32* block_areas) {
   __shared__ u32 areas[kWarps];
+  __shared__ uint2 sums[kWarps];
   __shared__ uint4 room[kSymbols * kLanes / 4];   // a column a lane, so that no two lanes of a warp meet
   u32(*histogram)[kLanes] = reinterpret_cast<u32(*)[kLanes]>(room);
   for (u32 i = threadIdx.x; i < kSymbols * kLanes / 4; i += kThreads) room[i] = make_uint4(0, 0, 0, 0);
@@ -214,14 +215,20 @@ __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32*
   }
   if (lane == 0) areas[warp] = area;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    area = 0;
-    for (u32 w = 0; w < kWarps; ++w) area += areas[w];
-    block_areas[blockIdx.x] = area;
-  }
   u32 sum = 0;
   for (u32 i = 0; i < kLanes; ++i) sum += histogram[threadIdx.x][(i + threadIdx.x) % kLanes];
   counts[blockIdx.x * kSymbols + threadIdx.x] = sum;
+  const u32 weighted = sum_of_warp(sum * threadIdx.x);
+  sum = sum_of_warp(sum);
+  if (lane == 0) sums[warp] = make_uint2(sum, weighted);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint2 both = make_uint2(0, 0);
+    area = 0;
+    for (u32 w = 0; w < kWarps; ++w) area += areas[w], both.x += sums[w].x, both.y += sums[w].y;
+    block_areas[blockIdx.x] = area;
+    block_sums[blockIdx.x] = both;
+  }
 }
 
 // Tables. What the coder looks up of a symbol of frequency f and start a:
@@ -279,12 +286,67 @@ __device__ void settle(u32* frequency, u32* wide) {
   }
 }
 
+// Which groups have which table: rule 4 of the writer in RANS.md. A group is 2^shift thread blocks of the kernel before.
+constexpr u32 kMaxGroups = 512, kKeysPerSymbol = 4;
+
+struct Groups {
+  uint4 order[kMaxGroups / 4];   // of each group: key * kMaxGroups + its number, or kAll where nothing was counted
+  u32 members[kMaxGroups];       // the groups of the table
+  u32 sums[kWarps];
+};
+
+// `sums` holds what was counted, and the sum of the symbols, of each block of the group.
+__device__ u32 order_of(u32 group, u32 shift, u32 num_blocks, const uint2* sums) {
+  const u32 end = smaller((group + 1) << shift, num_blocks);
+  u64 counted = 0, weighted = 0;
+  for (u32 b = group << shift; b < end; ++b) counted += sums[b].x, weighted += sums[b].y;
+  return counted == 0 ? kAll : (u32)(weighted * kKeysPerSymbol / counted) * kMaxGroups + group;
+}
+
+// Puts the groups of a table into the room and tells their blocks; returns how many there are.
+__device__ u32 find_members(u32 table, u32 num_tables, u32 shift, u32 num_blocks, const uint2* sums, u32* block_tables,
+                            Groups& room) {
+  constexpr u32 kOwn = kMaxGroups / kThreads;
+  u32 mine[kOwn], rank[kOwn], counted = 0, num_counted;
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    const u32 group = i * kThreads + threadIdx.x;
+    reinterpret_cast<u32*>(room.order)[group] = mine[i] = order_of(group, shift, num_blocks, sums);
+    counted += mine[i] != kAll;
+    rank[i] = 0;
+  }
+  sum_before(counted, room.sums, num_counted);   // has a barrier behind what was written
+#pragma unroll 4
+  for (u32 q = 0; q < kMaxGroups / 4 && (q * 4 << shift) < num_blocks; ++q) {
+    const uint4 other = room.order[q];
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i)
+      rank[i] += (other.x < mine[i]) + (other.y < mine[i]) + (other.z < mine[i]) + (other.w < mine[i]);
+  }
+  const u32 first = (table * num_counted + num_tables - 1) / num_tables;
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    const bool is_counted = mine[i] != kAll;
+    if ((is_counted ? rank[i] * num_tables / num_counted : 0) != table) continue;
+    const u32 group = i * kThreads + threadIdx.x, end = smaller((group + 1) << shift, num_blocks);
+    if (is_counted) room.members[rank[i] - first] = group;
+    for (u32 b = group << shift; b < end; ++b) block_tables[b] = table;
+  }
+  __syncthreads();
+  return ((table + 1) * num_counted + num_tables - 1) / num_tables - first;
+}
+
 // `counts` holds one histogram a thread block of the kernel before.
-__device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4* entries, u8* packed, u32* packed_bytes) {
+__device__ void make_table(const u32* counts, const u32* members, u32 num_members, u32 shift, u32 num_blocks, u32 spread,
+                           uint4* entries, u8* packed, u32* packed_bytes) {
   __shared__ u32 counted[kSymbols], frequency[kSymbols], wide[kSymbols], room[kWarps];
   const u32 s = threadIdx.x;
   u32 mine = 0, total;
-  for (u32 i = 0; i < num_counts; ++i) mine += counts[i * kSymbols + s];
+#pragma unroll 8
+  for (u32 i = 0; i < num_members << shift; ++i) {
+    const u32 b = (members[i >> shift] << shift) + (i & ((1u << shift) - 1));
+    mine += b < num_blocks ? counts[b * kSymbols + s] : 0;
+  }
   sum_before(mine, room, total);
   if (total == 0) {
     mine = s == 0;
@@ -312,14 +374,13 @@ __device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4*
   if (s == 0) *packed_bytes = 32 + 2 * sum;
 }
 
-// Turns the bytes of raw areas into where they start in the raw region, for the segments of a table; the last table's block
-// adds where the region ends.
-__device__ void place_areas(u32 table, u32 num_segments, u32 segments_per_table, u32 blocks_per_table,
-                            const u32* block_areas, u64* raw_offsets) {
+// Turns the bytes of raw areas into where they start in the raw region, for the segments of a run of thread blocks of the
+// kernel before; the last run also gets where the region ends.
+__device__ void place_areas(u32 first_block, u32 end_block, u32 num_segments, const u32* block_areas, u64* raw_offsets) {
   __shared__ u64 room[kWarps];
-  u64 end = sum_of_block(block_areas, table * blocks_per_table, room);
-  const u32 first = table * segments_per_table, last = smaller(first + segments_per_table, num_segments);
-  for (u32 base = first; base < last; base += kThreads) {
+  u64 end = sum_of_block(block_areas, first_block, room);
+  const u32 last = smaller(end_block * kWarps, num_segments);
+  for (u32 base = first_block * kWarps; base < last; base += kThreads) {
     const u32 s = base + threadIdx.x;
     u64 total;
     const u64 before = sum_before(s < last ? raw_offsets[s] : 0, room, total);
@@ -329,22 +390,24 @@ __device__ void place_areas(u32 table, u32 num_segments, u32 segments_per_table,
   if (last == num_segments && threadIdx.x == 0) raw_offsets[num_segments] = end;
 }
 
-// One thread block a table.
+// One thread block a table, which also has as many blocks' segments as the others to place.
 extern "C" __global__ void __launch_bounds__(kThreads)
-make_rans_tables(const u32* counts, u32 num_segments, u32 segments_per_table, u32 blocks_per_table, u32 spread,
-                 uint4* entries, u8* packed, u32* packed_bytes, const u32* block_areas, u64* raw_offsets) {
-  const u32 t = blockIdx.x;
-  make_table(counts + t * blocks_per_table * kSymbols, blocks_per_table, spread, entries + 2 * kSymbols * t,
+make_rans_tables(const u32* counts, const uint2* block_sums, u32 num_segments, u32 group_shift, u32 spread, uint4* entries,
+                 u8* packed, u32* packed_bytes, u32* block_tables, const u32* block_areas, u64* raw_offsets) {
+  __shared__ Groups groups;
+  const u32 t = blockIdx.x, num_tables = gridDim.x, num_blocks = (num_segments + kWarps - 1) / kWarps;
+  const u32 num_members = find_members(t, num_tables, group_shift, num_blocks, block_sums, block_tables, groups);
+  make_table(counts, groups.members, num_members, group_shift, num_blocks, spread, entries + 2 * kSymbols * t,
              packed + kPackedTableBytes * t, packed_bytes + t);
-  place_areas(t, num_segments, segments_per_table, blocks_per_table, block_areas, raw_offsets);
+  place_areas(t * num_blocks / num_tables, (t + 1) * num_blocks / num_tables, num_segments, block_areas, raw_offsets);
 }
 
 #define DEFINE_LOOK(SIZE)                                                                                        \
   extern "C" __global__ void __launch_bounds__(kThreads) look_at_segments_##SIZE(                                \
-      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
-      u32 blocks_per_table, u32* infos, u32* maps, u32* counts, u64* raw_areas, u32* block_areas) {              \
-    look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
-                           infos, maps, counts, raw_areas, block_areas);                                         \
+      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32* infos, u32* maps, u32* counts,     \
+      uint2* block_sums, u64* raw_areas, u32* block_areas) {                                                     \
+    look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments}, infos, maps, counts, block_sums,       \
+                           raw_areas, block_areas);                                                              \
   }
 
 DEFINE_LOOK(1)
