@@ -1,4 +1,4 @@
-// What rans_look.cu and rans_encode.cu have in common, behind rans_units.cu.
+// What rans_look.cu, rans_tables.cu and rans_encode.cu have in common, behind rans_units.cu.
 //
 // The rans encoder of RANS.md is four kernels: look at the segments, make the tables, code, gather. What stands between
 // them is in global memory: `infos` (one word a segment, below), tile maps, tables, and one slot a segment, into which
@@ -40,6 +40,12 @@ __device__ __forceinline__ uint4 load_vector(const u8* from, u32 exist, uint4 fi
 
 // How many of the 16 bytes from `at` on exist in `bytes`.
 __device__ __forceinline__ u32 existing(u32 at, u32 bytes) { return at >= bytes ? 0 : smaller(bytes - at, kLaneBytes); }
+
+__device__ __forceinline__ u32 sum_of_warp(u32 n) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) n += __shfl_xor_sync(kAll, n, apart);
+  return n;
+}
 
 // The sum of `mine` over the threads before this one of a block of kThreads; `total` becomes the sum over all.
 template <class Number> __device__ Number sum_before(Number mine, Number* room, Number& total) {

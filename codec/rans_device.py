@@ -1,4 +1,4 @@
-"""The rans codec on a CUDA device: the kernels of rans_look.cu, rans_encode.cu and rans_decode.cu, from the host."""
+"""The rans codec on a CUDA device: the kernels of rans_look.cu, rans_tables.cu, rans_encode.cu and rans_decode.cu."""
 
 from __future__ import annotations
 
