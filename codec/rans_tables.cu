@@ -66,9 +66,10 @@ __device__ void settle(u32* frequency, u32* wide) {
 
 // Which groups have which table: rule 4 of the writer in RANS.md. A group is 2^shift thread blocks of the kernel before.
 constexpr u32 kMaxGroups = 512, kKeysPerSymbol = 4;
+constexpr u32 kNotCounted = kAll >> 1;
 
 struct Groups {
-  uint4 order[kMaxGroups / 4];   // of each group: key * kMaxGroups + its number, or kAll where nothing was counted
+  uint4 order[kMaxGroups / 4];   // of each group: key * kMaxGroups + its number, or kNotCounted
   u32 members[kMaxGroups];       // the groups of the table
   u32 sums[kWarps];
 };
@@ -78,7 +79,7 @@ __device__ u32 order_of(u32 group, u32 shift, u32 num_blocks, const uint2* sums)
   const u32 end = smaller((group + 1) << shift, num_blocks);
   u64 counted = 0, weighted = 0;
   for (u32 b = group << shift; b < end; ++b) counted += sums[b].x, weighted += sums[b].y;
-  return counted == 0 ? kAll : (u32)(weighted * kKeysPerSymbol / counted) * kMaxGroups + group;
+  return counted == 0 ? kNotCounted : (u32)(weighted * kKeysPerSymbol / counted) * kMaxGroups + group;
 }
 
 // Puts the groups of a table into the room and tells their blocks; returns how many there are.
@@ -90,21 +91,24 @@ __device__ u32 find_members(u32 table, u32 num_tables, u32 shift, u32 num_blocks
   for (u32 i = 0; i < kOwn; ++i) {
     const u32 group = i * kThreads + threadIdx.x;
     reinterpret_cast<u32*>(room.order)[group] = mine[i] = order_of(group, shift, num_blocks, sums);
-    counted += mine[i] != kAll;
+    counted += mine[i] != kNotCounted;
     rank[i] = 0;
   }
   sum_before(counted, room.sums, num_counted);   // has a barrier behind what was written
+  const u32 num_groups = (num_blocks + (1u << shift) - 1) >> shift;
 #pragma unroll 4
-  for (u32 q = 0; q < kMaxGroups / 4 && (q * 4 << shift) < num_blocks; ++q) {
+  for (u32 q = 0; q < (num_groups + 3) / 4; ++q) {
     const uint4 other = room.order[q];
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i)
-      rank[i] += (other.x < mine[i]) + (other.y < mine[i]) + (other.z < mine[i]) + (other.w < mine[i]);
+    for (u32 i = 0; i < kOwn; ++i) {   // adds 1 for each that is less: all have 31 bits
+      rank[i] += ((other.x - mine[i]) >> 31) + ((other.y - mine[i]) >> 31);
+      rank[i] += ((other.z - mine[i]) >> 31) + ((other.w - mine[i]) >> 31);
+    }
   }
   const u32 first = (table * num_counted + num_tables - 1) / num_tables;
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
-    const bool is_counted = mine[i] != kAll;
+    const bool is_counted = mine[i] != kNotCounted;
     if ((is_counted ? rank[i] * num_tables / num_counted : 0) != table) continue;
     const u32 group = i * kThreads + threadIdx.x, end = smaller((group + 1) << shift, num_blocks);
     if (is_counted) room.members[rank[i] - first] = group;
