@@ -31,13 +31,11 @@ PARAMETERS = {
     },
     "copy": {"copy_pieces": "QQI"},
     "compare": {"compare_pieces": "QIQ"},
-    "rans_look": {
-        **{f"look_at_segments_{size}": "QQIIIIQQQQQ" for size in (1, 2, 4, 8)},
-        "make_rans_tables": "QIIIIQQQQQ",
-    },
+    "rans_look": {f"look_at_segments_{size}": "QQIIQQQQQQ" for size in (1, 2, 4, 8)},
+    "rans_tables": {"make_rans_tables": "QQIIIQQQQQQ"},
     "rans_encode": {
-        **{f"code_segments_{size}": "QQIIIIQQQIQQQQIQQQ" for size in (1, 2, 4, 8)},
-        "gather_streams": "QQQIIIIIQQIQQQQQI",
+        **{f"code_segments_{size}": "QQIIQQQQIQQQQIQQQ" for size in (1, 2, 4, 8)},
+        "gather_streams": "QQQIIIQQIQQQQQI",
     },
     "rans_decode": {f"decode_segments_{size}": "QQQIIQQQQQ" for size in (1, 2, 4, 8)},
     "fields": {
@@ -57,7 +55,7 @@ PARAMETERS = {
 """The kernels of each file, with their parameters as `Kernel` wants them."""
 
 LATER_FILES: Mapping[str, tuple[str, ...]] = {
-    "rans": ("rans_look", "rans_encode", "rans_decode"),
+    "rans": ("rans_look", "rans_tables", "rans_encode", "rans_decode"),
     "planes": ("fields", "streams"),
     "residual": ("residual",),
 }
@@ -69,6 +67,7 @@ COMMON_FILES = {
     "planes": ("transpose",),
     "fields": ("transpose", "fields_units"),
     "rans_look": ("rans_units", "rans_chunk"),
+    "rans_tables": ("rans_units", "rans_chunk"),
     "rans_encode": ("rans_units", "rans_chunk", "rans_code"),
     "rans_decode": ("rans_units", "rans_join"),
 }

@@ -1,4 +1,4 @@
-// What rans_look.cu and rans_encode.cu have in common, behind rans_units.cu.
+// What rans_look.cu, rans_tables.cu and rans_encode.cu have in common, behind rans_units.cu.
 //
 // The rans encoder of RANS.md is four kernels: look at the segments, make the tables, code, gather. What stands between
 // them is in global memory: `infos` (one word a segment, below), tile maps, tables, and one slot a segment, into which
@@ -15,17 +15,13 @@ constexpr u32 kFlagShift = 2, kSignShift = 5, kMappedShift = 6, kSparseShift = 7
 __device__ __forceinline__ bool is_sparse(u32 info) { return info >> kSparseShift & 1; }
 __device__ __forceinline__ u32 coded_tiles(u32 info) { return info >> kTilesShift & 511; }
 
-// How a chunk is cut, and which segment a warp has: thread blocks are dealt out table by table.
+// How a chunk is cut. A warp has a segment; those of a thread block, and of a group of blocks, have one table.
 struct Chunk {
   const u8* raw;
   u64 raw_bytes;
-  u32 segment_tiles, num_segments, segments_per_table, blocks_per_table;
+  u32 segment_tiles, num_segments;
 
-  __device__ u32 table() const { return blockIdx.x / blocks_per_table; }
-  __device__ u32 segment() const {   // num_segments or more: none
-    const u32 within = blockIdx.x % blocks_per_table * kWarps + threadIdx.x / kLanes;
-    return within < segments_per_table ? table() * segments_per_table + within : kAll;
-  }
+  __device__ u32 segment() const { return blockIdx.x * kWarps + threadIdx.x / kLanes; }   // num_segments or more: none
   __device__ u64 start_of(u32 segment) const { return (u64)segment * segment_tiles * kTileBytes; }
   __device__ u32 bytes_of(u32 segment) const {
     return (u32)smaller((u64)segment_tiles * kTileBytes, raw_bytes - start_of(segment));
@@ -44,6 +40,12 @@ __device__ __forceinline__ uint4 load_vector(const u8* from, u32 exist, uint4 fi
 
 // How many of the 16 bytes from `at` on exist in `bytes`.
 __device__ __forceinline__ u32 existing(u32 at, u32 bytes) { return at >= bytes ? 0 : smaller(bytes - at, kLaneBytes); }
+
+__device__ __forceinline__ u32 sum_of_warp(u32 n) {
+#pragma unroll
+  for (u32 apart = 16; apart > 0; apart /= 2) n += __shfl_xor_sync(kAll, n, apart);
+  return n;
+}
 
 // The sum of `mine` over the threads before this one of a block of kThreads; `total` becomes the sum over all.
 template <class Number> __device__ Number sum_before(Number mine, Number* room, Number& total) {

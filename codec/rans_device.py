@@ -1,4 +1,4 @@
-"""The rans codec on a CUDA device: the kernels of rans_look.cu, rans_encode.cu and rans_decode.cu, from the host."""
+"""The rans codec on a CUDA device: the kernels of rans_look.cu, rans_tables.cu, rans_encode.cu and rans_decode.cu."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ class Launches:
         b, num_segments, num_tables = buffers, plan.num_segments, plan.num_tables
         unit_bytes, tiles = plan.shape.unit_bytes, plan.shape.segment_tiles
         grid = plan.num_blocks
-        self._cut = (plan.raw_bytes, tiles, num_segments, plan.segments_per_table, plan.blocks_per_table)
-        found = (b.infos, b.maps, b.counts)
+        self._cut = (plan.raw_bytes, tiles, num_segments)
+        found = (b.infos, b.maps, b.counts, b.block_sums)
         self._look = (f"look_at_segments_{unit_bytes}", grid, (*found, b.raw_offsets, b.block_areas))
-        cut = (num_segments, plan.segments_per_table, plan.blocks_per_table, plan.spread)
-        tables = (b.entries, b.packed, b.packed_bytes, b.block_areas, b.raw_offsets)
-        self._tables = ("make_rans_tables", num_tables, (b.counts, *cut, *tables))
-        inputs = (b.infos, b.maps, b.entries, num_tables, b.packed_bytes, b.raw_offsets)
+        counted = (b.counts, b.block_sums, num_segments, plan.group_shift, plan.spread)
+        tables = (b.entries, b.packed, b.packed_bytes, b.block_tables, b.block_areas, b.raw_offsets)
+        self._tables = ("make_rans_tables", num_tables, (*counted, *tables))
+        inputs = (b.infos, b.maps, b.entries, b.block_tables, num_tables, b.packed_bytes, b.raw_offsets)
         outputs = (slots, plan.slot_bytes, b.directory, b.stream_bytes, b.block_streams)
         self._code = (f"code_segments_{unit_bytes}", grid, inputs, outputs)
         packed = (int(plan.word), b.packed, b.packed_bytes, num_tables)

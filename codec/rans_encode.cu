@@ -14,14 +14,16 @@ __device__ u32 start_bytes(const u32* packed_bytes, u32 num_tables, u32 num_segm
 }
 
 template <u32 kUnitBytes>
-__device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,
-                              const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes,
-                              u64* directory, u32* stream_bytes, u32* block_streams) {
+__device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* maps, const uint4* entries,
+                              const u32* block_tables, u32 num_tables, const u32* packed_bytes, const u64* raw_offsets,
+                              u8* body, u8* slots, u32 slot_bytes, u64* directory, u32* stream_bytes,
+                              u32* block_streams) {
   __shared__ Room room;
+  const u32 table = block_tables[blockIdx.x];
   u32 unused, unused_too;
   const u32 start = start_bytes(packed_bytes, num_tables, chunk.num_segments, room.sums, unused, unused_too);
   if (start + raw_offsets[chunk.num_segments] >= chunk.raw_bytes) return;   // the chunk does not shrink
-  const u32 table = chunk.table(), lane = lane_of_thread(), s = chunk.segment();
+  const u32 lane = lane_of_thread(), s = chunk.segment();
   for (u32 i = threadIdx.x; i < 2 * kSymbols; i += kThreads)
     room.entries[i / kSymbols][i % kSymbols] = entries[2 * kSymbols * table + i];
   __syncthreads();
@@ -60,13 +62,13 @@ __device__ void code_segments(const Chunk& chunk, const u32* infos, const u32* m
 // As many thread blocks a multiprocessor as the registers suffice for.
 #define DEFINE_ENCODER(SIZE)                                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, SIZE == 2 ? 4 : SIZE == 4 ? 3 : 2) code_segments_##SIZE(   \
-      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
-      u32 blocks_per_table, const u32* infos, const u32* maps, const uint4* entries, u32 num_tables,             \
-      const u32* packed_bytes, const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory,      \
-      u32* stream_bytes, u32* block_streams) {                                                                   \
-    code_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},     \
-                        infos, maps, entries, num_tables, packed_bytes, raw_offsets, body, slots, slot_bytes,    \
-                        directory, stream_bytes, block_streams);                                                 \
+      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, const u32* infos, const u32* maps,      \
+      const uint4* entries, const u32* block_tables, u32 num_tables, const u32* packed_bytes,                    \
+      const u64* raw_offsets, u8* body, u8* slots, u32 slot_bytes, u64* directory, u32* stream_bytes,            \
+      u32* block_streams) {                                                                                      \
+    code_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments}, infos, maps, entries, block_tables,       \
+                        num_tables, packed_bytes, raw_offsets, body, slots, slot_bytes, directory, stream_bytes, \
+                        block_streams);                                                                          \
   }
 
 DEFINE_ENCODER(1)
@@ -90,9 +92,9 @@ __device__ __forceinline__ void copy_stream(uint4* to, const uint4* from, u32 nu
 // Puts streams, directory, tables and preamble into the body and ends the report. A warp a segment. Nothing is written
 // behind raw_bytes, rounded up to 16; report[kBodyBytes] becomes 0 where the body is not shorter than the chunk.
 extern "C" __global__ void __launch_bounds__(kThreads)
-gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,
-               u32 blocks_per_table, u32 word_type, const u8* packed, const u32* packed_bytes, u32 num_tables,
-               const u64* directory, const u32* stream_bytes, const u32* block_streams, const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
+gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 word_type,
+               const u8* packed, const u32* packed_bytes, u32 num_tables, const u64* directory, const u32* stream_bytes,
+               const u32* block_streams, const u64* raw_offsets, const u8* slots, u32 slot_bytes) {
   __shared__ u32 room[kWarps], sizes[kWarps];
   __shared__ u64 wide_room[kWarps];
   __shared__ u32 table_at;
@@ -100,7 +102,7 @@ gather_streams(u64* report, u8* body, u64 raw_bytes, u32 segment_tiles, u32 num_
   const u32 start = start_bytes(packed_bytes, num_tables, num_segments, room, tables_bytes, tables_before);
   if (threadIdx.x == blockIdx.x) table_at = tables_before;   // read behind the next sum
   const u64 region = start + raw_offsets[num_segments];
-  const Chunk chunk = {body, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table};
+  const Chunk chunk = {body, raw_bytes, segment_tiles, num_segments};
   const u32 b = blockIdx.x, s = chunk.segment(), lane = lane_of_thread(), warp = threadIdx.x / kLanes;
   const bool is_last = b == gridDim.x - 1;
   if (region >= raw_bytes) {

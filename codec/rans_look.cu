@@ -1,25 +1,13 @@
-// What the rans encoder finds out before it codes: kind, flags and tile map of each segment, and the tables.
+// What the rans encoder finds out before it codes: kind, flags and tile map of each segment, and what the tables are
+// made of: a histogram and its sums for each thread block.
 
 constexpr u32 kSampledTiles = 4096;   // a chunk of more tiles is only sampled for the tables
 constexpr u32 kZeroShare = 128;       // one unit of so many must be 0, or a segment is not looked at for the flag E
 
-__device__ __forceinline__ u32 sum_of_warp(u32 n) {
-#pragma unroll
-  for (u32 apart = 16; apart > 0; apart /= 2) n += __shfl_xor_sync(kAll, n, apart);
-  return n;
-}
 __device__ __forceinline__ u32 any_of_warp(u32 bits) {
 #pragma unroll
   for (u32 apart = 16; apart > 0; apart /= 2) bits |= __shfl_xor_sync(kAll, bits, apart);
   return bits;
-}
-__device__ __forceinline__ u32 greatest_of_warp(u32 n) {
-#pragma unroll
-  for (u32 apart = 16; apart > 0; apart /= 2) {
-    const u32 other = __shfl_xor_sync(kAll, n, apart);
-    n = other > n ? other : n;
-  }
-  return n;
 }
 
 // What all units of a segment have in common, as far as they were looked at.
@@ -181,9 +169,10 @@ template <u32 kUnitBytes> __device__ u32 area_bytes(u32 info) {
 }
 
 template <u32 kUnitBytes>
-__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts, u64* raw_areas,
-                                 u32* block_areas) {
+__device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32* counts, uint2* block_sums,
+                                 u64* raw_areas, u32* block_areas) {
   __shared__ u32 areas[kWarps];
+  __shared__ uint2 sums[kWarps];
   __shared__ uint4 room[kSymbols * kLanes / 4];   // a column a lane, so that no two lanes of a warp meet
   u32(*histogram)[kLanes] = reinterpret_cast<u32(*)[kLanes]>(room);
   for (u32 i = threadIdx.x; i < kSymbols * kLanes / 4; i += kThreads) room[i] = make_uint4(0, 0, 0, 0);
@@ -214,137 +203,28 @@ __device__ void look_at_segments(const Chunk& chunk, u32* infos, u32* maps, u32*
   }
   if (lane == 0) areas[warp] = area;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    area = 0;
-    for (u32 w = 0; w < kWarps; ++w) area += areas[w];
-    block_areas[blockIdx.x] = area;
-  }
   u32 sum = 0;
   for (u32 i = 0; i < kLanes; ++i) sum += histogram[threadIdx.x][(i + threadIdx.x) % kLanes];
   counts[blockIdx.x * kSymbols + threadIdx.x] = sum;
-}
-
-// Tables. What the coder looks up of a symbol of frequency f and start a:
-//   x  f << 20, less 1: a greater state emits a word first; y  the reciprocal
-//   z  a                                               w  bit 31 increment, bit 30 no such symbol, bits 8 … kSum - f, 0 … shift
-// so that state / f = (state + increment) * y >> (32 + shift), exactly, for every state below f << 20. Rounded up the
-// reciprocal is exact unless f is above 2,048, or 1; rounded down, with the increment, it is where it is not. (With N =
-// 31 + shift + 1 and e = y f - 2^N: exact if e (f << 20) <= 2^N; one of both roundings has e <= f / 2 <= 2^(shift).)
-
-__device__ uint4 code_entry(u32 f, u32 start) {
-  if (f == 0) return make_uint4(kAll, 0, 0, 1u << 30);
-  if (f == 1) return make_uint4((1u << 20) - 1, kAll, start, 1u << 31 | (kSum - 1) << 8);
-  u32 shift = 0;
-  while ((2u << shift) < f) ++shift;
-  const u64 power = 1ull << (32 + shift), up = (power + f - 1) / f, error = up * f - power;
-  const bool down = error * ((u64)f << 20) > power;
-  return make_uint4((f << 20) - 1, (u32)up - down, start, (down ? 1u << 31 : 0) | (kSum - f) << 8 | shift);
-}
-
-// One warp, symbols 8 * lane … of each lane: brings the frequencies to their sum and makes the wide ones.
-__device__ void settle(u32* frequency, u32* wide) {
-  const u32 lane = lane_of_thread();
-  u32 f[8], sum = 0;
-#pragma unroll
-  for (u32 i = 0; i < 8; ++i) sum += f[i] = frequency[8 * lane + i];
-  int missing = (int)kSum - (int)sum_of_warp(sum);
-  u32 greatest;
-  for (;;) {
-    u32 key = 0;
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-      const u32 mine = f[i] << 8 | (255 - (8 * lane + i));   // of equals, the lowest symbol
-      key = mine > key ? mine : key;
-    }
-    key = greatest_of_warp(key);
-    greatest = 255 - key % 256;
-    if (missing == 0) break;
-    const u32 eighth = (key >> 8) / 8 > 1 ? (key >> 8) / 8 : 1;
-    const int change = missing > 0 ? missing : -(int)smaller((u32)-missing, eighth);
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i)
-      if (8 * lane + i == greatest) f[i] += change;
-    missing -= change;
-  }
-  u32 w[8];
-  sum = 0;
-#pragma unroll
-  for (u32 i = 0; i < 8; ++i) sum += w[i] = 1 + f[i] * (kSum - kSymbols) / kSum;
+  const u32 weighted = sum_of_warp(sum * threadIdx.x);
   sum = sum_of_warp(sum);
-#pragma unroll
-  for (u32 i = 0; i < 8; ++i) {
-    if (8 * lane + i == greatest) w[i] += kSum - sum;
-    frequency[8 * lane + i] = f[i];
-    wide[8 * lane + i] = w[i];
-  }
-}
-
-// `counts` holds one histogram a thread block of the kernel before.
-__device__ void make_table(const u32* counts, u32 num_counts, u32 spread, uint4* entries, u8* packed, u32* packed_bytes) {
-  __shared__ u32 counted[kSymbols], frequency[kSymbols], wide[kSymbols], room[kWarps];
-  const u32 s = threadIdx.x;
-  u32 mine = 0, total;
-  for (u32 i = 0; i < num_counts; ++i) mine += counts[i * kSymbols + s];
-  sum_before(mine, room, total);
-  if (total == 0) {
-    mine = s == 0;
-    total = 1;
-  }
-  counted[s] = mine;
+  if (lane == 0) sums[warp] = make_uint2(sum, weighted);
   __syncthreads();
-  bool present = mine != 0;
-  const u32 last = smaller(s + 8 * spread, kSymbols - 1);
-  for (u32 i = s > 2 * spread ? s - 2 * spread : 0; i <= last; ++i)
-    present |= i != kEmptySymbol && counted[i] != 0;
-  const u32 f = (u32)(((u64)mine * kSum + total / 2) / total);
-  frequency[s] = !present ? 0 : f ? f : 1;
-  __syncthreads();
-  if (s < kLanes) settle(frequency, wide);
-  __syncthreads();
-  u32 sum;
-  const u32 before = sum_before(frequency[s], room, sum), wide_before = sum_before(wide[s], room, sum);
-  entries[s] = code_entry(frequency[s], before);
-  entries[kSymbols + s] = code_entry(wide[s], wide_before);
-  const u32 rank = sum_before(present ? 1u : 0u, room, sum);
-  const u32 here = __ballot_sync(kAll, present);
-  if (s % kLanes == 0) reinterpret_cast<u32*>(packed)[s / kLanes] = here;
-  if (present) reinterpret_cast<u16*>(packed + 32)[rank] = (u16)frequency[s];
-  if (s == 0) *packed_bytes = 32 + 2 * sum;
-}
-
-// Turns the bytes of raw areas into where they start in the raw region, for the segments of a table; the last table's block
-// adds where the region ends.
-__device__ void place_areas(u32 table, u32 num_segments, u32 segments_per_table, u32 blocks_per_table,
-                            const u32* block_areas, u64* raw_offsets) {
-  __shared__ u64 room[kWarps];
-  u64 end = sum_of_block(block_areas, table * blocks_per_table, room);
-  const u32 first = table * segments_per_table, last = smaller(first + segments_per_table, num_segments);
-  for (u32 base = first; base < last; base += kThreads) {
-    const u32 s = base + threadIdx.x;
-    u64 total;
-    const u64 before = sum_before(s < last ? raw_offsets[s] : 0, room, total);
-    if (s < last) raw_offsets[s] = end + before;
-    end += total;
+  if (threadIdx.x == 0) {
+    uint2 both = make_uint2(0, 0);
+    area = 0;
+    for (u32 w = 0; w < kWarps; ++w) area += areas[w], both.x += sums[w].x, both.y += sums[w].y;
+    block_areas[blockIdx.x] = area;
+    block_sums[blockIdx.x] = both;
   }
-  if (last == num_segments && threadIdx.x == 0) raw_offsets[num_segments] = end;
-}
-
-// One thread block a table.
-extern "C" __global__ void __launch_bounds__(kThreads)
-make_rans_tables(const u32* counts, u32 num_segments, u32 segments_per_table, u32 blocks_per_table, u32 spread,
-                 uint4* entries, u8* packed, u32* packed_bytes, const u32* block_areas, u64* raw_offsets) {
-  const u32 t = blockIdx.x;
-  make_table(counts + t * blocks_per_table * kSymbols, blocks_per_table, spread, entries + 2 * kSymbols * t,
-             packed + kPackedTableBytes * t, packed_bytes + t);
-  place_areas(t, num_segments, segments_per_table, blocks_per_table, block_areas, raw_offsets);
 }
 
 #define DEFINE_LOOK(SIZE)                                                                                        \
   extern "C" __global__ void __launch_bounds__(kThreads) look_at_segments_##SIZE(                                \
-      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32 segments_per_table,                 \
-      u32 blocks_per_table, u32* infos, u32* maps, u32* counts, u64* raw_areas, u32* block_areas) {              \
-    look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments, segments_per_table, blocks_per_table},  \
-                           infos, maps, counts, raw_areas, block_areas);                                         \
+      const u8* raw, u64 raw_bytes, u32 segment_tiles, u32 num_segments, u32* infos, u32* maps, u32* counts,     \
+      uint2* block_sums, u64* raw_areas, u32* block_areas) {                                                     \
+    look_at_segments<SIZE>({raw, raw_bytes, segment_tiles, num_segments}, infos, maps, counts, block_sums,       \
+                           raw_areas, block_areas);                                                              \
   }
 
 DEFINE_LOOK(1)

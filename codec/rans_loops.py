@@ -12,17 +12,26 @@ from .rans_units import NUM_LANES
 
 
 @entry
-def count_loop(symbols, counts):
-    """Add up symbols: counts is int64[4, 256], so that equal neighbours do not wait for each other."""
-    quarter = symbols.size // 4
-    for index in range(quarter):
-        place = 4 * index
-        counts[0, symbols[place]] += 1
-        counts[1, symbols[place + 1]] += 1
-        counts[2, symbols[place + 2]] += 1
-        counts[3, symbols[place + 3]] += 1
-    for place in range(4 * quarter, symbols.size):
-        counts[0, symbols[place]] += 1
+def count_loop(symbols, groups, counts):
+    """Add up the rows of symbols, uint8[rows, n], of each group: int64[rows], into int64[groups, 256]."""
+    # Four counters of a symbol, so that equal neighbours do not wait for each other.
+    parts = np.zeros((4, counts.shape[1]), dtype=np.int64)
+    num_rows, width = symbols.shape
+    quarter = width // 4
+    for row in range(num_rows):
+        for index in range(quarter):
+            place = 4 * index
+            parts[0, symbols[row, place]] += 1
+            parts[1, symbols[row, place + 1]] += 1
+            parts[2, symbols[row, place + 2]] += 1
+            parts[3, symbols[row, place + 3]] += 1
+        for place in range(4 * quarter, width):
+            parts[0, symbols[row, place]] += 1
+        if row + 1 == num_rows or groups[row + 1] != groups[row]:
+            own = counts[groups[row]]
+            for symbol in range(own.size):
+                own[symbol] += parts[0, symbol] + parts[1, symbol] + parts[2, symbol] + parts[3, symbol]
+            parts[:] = 0
 
 
 @inner

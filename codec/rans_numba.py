@@ -11,18 +11,15 @@ from .rans_directory import SegmentKind
 from .rans_encode_loops import encode_loop
 from .rans_format import BodyLayout
 from .rans_loops import count_loop
-from .rans_tables import NUM_SYMBOLS, CodeTables
+from .rans_tables import CodeTables
 from .rans_units import field_cut, planes_of
 
 Octets = NDArray[np.uint8]
 
 
-def count_symbols(symbols: Octets) -> NDArray[np.int64]:
-    """Count symbols: uint8[n] to int64[256]."""
-    counts = np.zeros((4, NUM_SYMBOLS), dtype=np.int64)
-    count_loop(symbols, counts)
-    total: NDArray[np.int64] = counts.sum(axis=0)
-    return total
+def count_symbols(symbols: Octets, groups: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    """Do what `rans_numpy.count_symbols` does."""
+    count_loop(symbols, groups, counts)
 
 
 def encode_segments(raw: Octets, coded: NDArray[np.bool_], layout: BodyLayout, body: Octets) -> bool:

@@ -8,19 +8,17 @@ from .base import frame_bound_bytes
 from .device_plan import BUFFER_ALIGNMENT_BYTES, EncoderMemory, round_up
 from .device_report import report_words
 from .rans_directory import STATES_BYTES, TILE_MAP_BYTES
-from .rans_survey import MAX_TABLES, MIN_SEGMENTS_PER_TABLE, SAMPLED_ABOVE_TILES
+from .rans_groups import GROUP_SEGMENTS, MAX_TABLES, num_tables_of, segments_per_group
+from .rans_survey import SAMPLED_ABOVE_TILES
 from .rans_tables import MAP_BYTES, NUM_SYMBOLS
 from .rans_units import CARRIED_BYTES, NUM_LANES, SHAPES, TILE_BYTES, UnitShape
 from .words import WordType
 
-SEGMENTS_PER_BLOCK = 8
-"""Warps of a thread block of the kernels."""
+SEGMENTS_PER_BLOCK = GROUP_SEGMENTS
+"""Warps of a thread block of the kernels: all of them have one table."""
 
 MIN_RAW_BYTES = 97
 """No shorter chunk shrinks: preamble, one table and one entry take 96 bytes."""
-
-_MORE_BLOCKS = MAX_TABLES + MAX_TABLES // SEGMENTS_PER_BLOCK + 1
-# Than segments by the eight: the last thread block of each table may have fewer, and G is rounded up.
 
 _PACKED_TABLE_BYTES = MAP_BYTES + 2 * NUM_SYMBOLS
 _CODE_ENTRY_BYTES = 16
@@ -49,24 +47,19 @@ class RansPlan:
         return -(-self.raw_bytes // (TILE_BYTES * self.shape.segment_tiles))
 
     @property
-    def segments_per_table(self) -> int:
-        """G of RANS.md."""
-        return max(MIN_SEGMENTS_PER_TABLE, -(-self.num_segments // MAX_TABLES))
-
-    @property
     def num_tables(self) -> int:
         """Tables of the body."""
-        return -(-self.num_segments // self.segments_per_table)
-
-    @property
-    def blocks_per_table(self) -> int:
-        """Thread blocks for the segments of one table."""
-        return -(-self.segments_per_table // SEGMENTS_PER_BLOCK)
+        return num_tables_of(self.num_segments)
 
     @property
     def num_blocks(self) -> int:
-        """Thread blocks of the kernels that have a warp a segment of a table."""
-        return self.num_tables * self.blocks_per_table
+        """Thread blocks of the kernels that have a warp a segment."""
+        return -(-self.num_segments // SEGMENTS_PER_BLOCK)
+
+    @property
+    def group_shift(self) -> int:
+        """A group of RANS.md is the segments of two to the power of so many of these blocks."""
+        return (segments_per_group(self.num_segments) // SEGMENTS_PER_BLOCK).bit_length() - 1
 
     @property
     def spread(self) -> int:
@@ -89,6 +82,8 @@ class RansBuffers:
         infos: uint32[S], what the first kernel found out about each segment.
         maps: uint32[S, 8], tile maps.
         counts: uint32[thread blocks, 256], histograms.
+        block_sums: uint32[thread blocks, 2], what was counted and the sum of its symbols.
+        block_tables: uint32[thread blocks], the table of their segments.
         block_areas: uint32[thread blocks], bytes of the raw areas of their segments.
         block_streams: uint32[thread blocks], bytes of their streams with padding.
         entries: uint32[tables, 2, 256, 4], what the coder looks up.
@@ -103,6 +98,8 @@ class RansBuffers:
     infos: int
     maps: int
     counts: int
+    block_sums: int
+    block_tables: int
     block_areas: int
     block_streams: int
     entries: int
@@ -116,11 +113,13 @@ class RansBuffers:
     @classmethod
     def at(cls, start: int, num_segments: int) -> RansBuffers:
         """Lay them out from an address on, a multiple of BUFFER_ALIGNMENT_BYTES, for up to `num_segments`."""
-        num_blocks = num_segments // SEGMENTS_PER_BLOCK + _MORE_BLOCKS
+        num_blocks = -(-num_segments // SEGMENTS_PER_BLOCK)
         sizes = (
             4 * num_segments,
             32 * num_segments,
             4 * NUM_SYMBOLS * num_blocks,
+            8 * num_blocks,
+            4 * num_blocks,
             4 * num_blocks,
             4 * num_blocks,
             2 * _CODE_ENTRY_BYTES * NUM_SYMBOLS * MAX_TABLES,

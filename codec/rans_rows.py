@@ -24,12 +24,15 @@ _NO_SYMBOL = NUM_SYMBOLS
 """What a lane without a unit codes: its frequency is the whole sum, so that neither state nor words change."""
 
 
-def count_symbols(symbols: Octets) -> NDArray[np.int64]:
-    """Count symbols: uint8[n] to int64[256]."""
-    counts = np.zeros(NUM_SYMBOLS, dtype=np.int64)
-    for begin in range(0, symbols.size, 1 << 16):
-        counts += np.bincount(symbols[begin : begin + (1 << 16)], minlength=NUM_SYMBOLS)
-    return counts
+def count_symbols(symbols: Octets, groups: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    """Add up symbols by group: see `rans_survey.Count`."""
+    step = max(1, (1 << 16) // max(1, symbols.shape[1]))
+    for begin in range(0, len(symbols), step):
+        own = groups[begin : begin + step]
+        first, last = own[0], own[-1]
+        places = symbols[begin : begin + step] + NUM_SYMBOLS * (own - first)[:, None]
+        found = np.bincount(places.reshape(-1), minlength=NUM_SYMBOLS * int(last - first + 1))
+        counts[first : last + 1] += found.reshape(-1, NUM_SYMBOLS)
 
 
 class RowEncoder:

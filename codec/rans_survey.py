@@ -1,4 +1,4 @@
-"""What the rans encoder finds out about a chunk before it codes: rules 2 and 3 of the writer in RANS.md.
+"""What the rans encoder finds out about a chunk before it codes: rules 2 to 4 of the writer in RANS.md.
 
 One 32-byte sector of every tile is enough to see that a segment has nothing special; only what may be special is read
 whole.
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .rans_directory import Directory, SegmentKind, tiles_of_segments
+from .rans_groups import num_tables_of, segments_per_group, tables_of_groups
+from .rans_tables import NUM_SYMBOLS
 from .rans_units import CARRIED_BYTES, EMPTY_SYMBOL, TILE_BYTES, UnitShape, high_bits_of, symbols_of
 
 SAMPLED_ABOVE_TILES = 4096
 """A chunk of more tiles is sampled."""
 
-MIN_SEGMENTS_PER_TABLE = 32
-MAX_TABLES = 64
-
-Count = Callable[[NDArray[np.uint8]], NDArray[np.int64]]
-"""Counts symbols: uint8[n] to int64[256]."""
+Count = Callable[[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], None]
+"""Adds up symbols, uint8[rows, n], by the group of each row, int64[rows], none below the one before; into
+int64[groups, 256]."""
 
 _SECTOR_BYTES = 32
 _SECTORS = TILE_BYTES // _SECTOR_BYTES
@@ -72,16 +72,20 @@ def survey(raw: NDArray[np.uint8], shape: UnitShape, count: Count) -> Survey:
     coded[directory.kind != SegmentKind.CODED] = False
     directory.num_coded[:] = np.where(directory.kind == SegmentKind.CODED, num_coded, 0)
     directory.mapped[:] = (directory.num_coded > 0) & (directory.num_coded < tiles)
-    per_table = max(MIN_SEGMENTS_PER_TABLE, -(-tiles.size // MAX_TABLES))
-    directory.table[:] = np.where(directory.kind == SegmentKind.CODED, np.arange(tiles.size) // per_table, 0)
+    group_segments = segments_per_group(tiles.size)
+    counts = np.zeros((-(-tiles.size // group_segments), NUM_SYMBOLS), dtype=np.int64)
     sampled = num_tiles > SAMPLED_ABOVE_TILES
-    tiles_per_table = per_table * shape.segment_tiles
     sparse = np.repeat(directory.sparse, shape.segment_tiles).astype(bool)
-    counts = []
-    for begin in range(0, num_tiles, tiles_per_table):
-        rows = slice(begin, min(begin + tiles_per_table, num_tiles))
-        counts.append(_count(raw, probes, coded.reshape(-1), sparse, rows, shape, sampled, count))
-    return Survey(tiles, directory, coded, np.stack(counts), sampled)
+    for begin in range(0, num_tiles, _TILES_AT_A_TIME):
+        some = slice(begin, min(begin + _TILES_AT_A_TIME, num_tiles))
+        groups = np.arange(some.start, some.stop) // (group_segments * shape.segment_tiles)
+        _count(raw, probes, coded.reshape(-1), sparse, some, groups, shape, sampled, count, counts)
+    num_tables = num_tables_of(tiles.size)
+    tables = tables_of_groups(counts, num_tables)
+    of_segments = np.repeat(tables, group_segments)[: tiles.size]
+    directory.table[:] = np.where(directory.kind == SegmentKind.CODED, of_segments, 0)
+    sums = np.stack([counts[tables == table].sum(axis=0) for table in range(num_tables)])
+    return Survey(tiles, directory, coded, sums, sampled)
 
 
 def _sectors(first_tile: int, num_tiles: int) -> NDArray[np.int64]:
@@ -207,32 +211,34 @@ def _count(
     coded: NDArray[np.bool_],
     sparse: NDArray[np.bool_],
     tiles: slice,
+    groups: NDArray[np.int64],
     shape: UnitShape,
     sampled: bool,
     count: Count,
-) -> NDArray[np.int64]:
+    counts: NDArray[np.int64],
+) -> None:
     """Count the symbols of some tiles, of those that are coded: all of them or those of the sectors."""
 
-    def counted(units: NDArray[np.unsignedinteger], is_sparse: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def add(units: NDArray[np.unsignedinteger], is_sparse: NDArray[np.bool_], own: NDArray[np.int64]) -> None:
         symbols = symbols_of(units, shape)
         if is_sparse.any():
             symbols = np.where((units == 0) & is_sparse[:, None], np.uint8(EMPTY_SYMBOL), symbols)
-        return count(symbols.reshape(-1))
+        count(symbols, own, counts)
 
     num_whole = len(probes)
     rows = slice(tiles.start, min(tiles.stop, num_whole))
-    chosen_sparse = sparse[rows]
+    chosen_sparse, chosen_groups = sparse[rows], groups[: rows.stop - rows.start]
     if sampled:
         chosen = probes[rows].view(np.uint8)
     else:
         chosen = raw[rows.start * TILE_BYTES : rows.stop * TILE_BYTES].reshape(-1, TILE_BYTES)
     if not coded[rows].all():
-        chosen, chosen_sparse = chosen[coded[rows]], chosen_sparse[coded[rows]]
-    counts = counted(chosen.view(shape.dtype), chosen_sparse)
+        kept = coded[rows]
+        chosen, chosen_sparse, chosen_groups = chosen[kept], chosen_sparse[kept], chosen_groups[kept]
+    add(chosen.view(shape.dtype), chosen_sparse, chosen_groups)
     if tiles.stop > num_whole and coded[num_whole]:
         last = raw[num_whole * TILE_BYTES :]
         if sampled:
             place = int(_sectors(num_whole, 1)[0]) * _SECTOR_BYTES
             last = last[place : place + _SECTOR_BYTES]
-        counts = counts + counted(last.view(shape.dtype)[None], sparse[num_whole : num_whole + 1])
-    return counts
+        add(last.view(shape.dtype)[None], sparse[num_whole : num_whole + 1], groups[-1:])

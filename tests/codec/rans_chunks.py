@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -102,6 +103,19 @@ def every_kind(word: WordType, rng: np.random.Generator, segment_tiles: int | No
             normal[segment : segment + 3 * TILE_BYTES + 5 * word.itemsize],
         ]
     )
+
+
+def of_scales(word: WordType, exponents: Sequence[int], rng: np.random.Generator) -> Octets:
+    """A segment for each exponent, of normal values times two to its power; of bytes a value 8 greater for each."""
+    shape = SHAPES[word]
+    normal = rng.standard_normal((len(exponents), shape.segment_tiles * TILE_BYTES // shape.unit_bytes))
+    powers = np.asarray(exponents)[:, None]
+    if not shape.has_sign:
+        return np.clip(128 + 4 * normal + 8 * powers, 0, 255).astype(np.uint8).reshape(-1)
+    values = np.ldexp(0.02 * normal, powers)
+    if word is WordType.BF16:
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").view(np.uint8).reshape(-1)
+    return values.astype(f"<f{word.itemsize}").view(np.uint8).reshape(-1)
 
 
 def scattered(octets: Octets, word: WordType, rng: np.random.Generator, share: float = 0.3) -> Octets:

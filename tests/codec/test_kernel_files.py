@@ -14,6 +14,7 @@ from tidegate.codec import (
     planes_body,
     planes_plan,
     rans_format,
+    rans_groups,
     rans_plan,
     rans_survey,
     rans_units,
@@ -71,10 +72,12 @@ def test_the_grid_is_cut_as_the_kernels_cut() -> None:
 
 
 def test_the_rans_kernels_cut_as_the_format_says() -> None:
-    look, encoder, decoder = (source_of(f"rans_{name}") for name in ("look", "encode", "decode"))
-    for source in (look, encoder, decoder):
+    look, tables, encoder, decoder = (source_of(f"rans_{name}") for name in ("look", "tables", "encode", "decode"))
+    for source in (look, tables, encoder, decoder):
         assert f"kLog2Sum = {rans_format.LOG2_SUM}," in source
     assert f"kSampledTiles = {rans_survey.SAMPLED_ABOVE_TILES};" in look
+    assert f"kMaxGroups = {rans_groups.MAX_GROUPS}, kKeysPerSymbol = {rans_groups.KEYS_PER_SYMBOL};" in tables
+    assert rans_groups.MAX_GROUPS % THREADS == 0
     assert f"kTileBytes = {rans_units.TILE_BYTES}," in look
     assert f"kCarriedBytes = {rans_units.CARRIED_BYTES};" in look
     assert rans_plan.SEGMENTS_PER_BLOCK == THREADS // rans_units.NUM_LANES

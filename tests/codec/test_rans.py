@@ -195,7 +195,8 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "frames"
 
 
 NAMES = [path.stem for path in sorted(GOLDEN.glob("rans-*.tgf"))]
-FIRST = [name for name in NAMES if name.startswith("rans-first-")]
+FIRST, SECOND = ([name for name in NAMES if name.startswith(f"rans-{writer}-")] for writer in ("first", "second"))
+INDEX = json.loads((GOLDEN / "index.json").read_text())
 
 
 def read_golden(name: str) -> tuple[FrameHeader, Octets, Octets]:
@@ -207,7 +208,7 @@ def read_golden(name: str) -> tuple[FrameHeader, Octets, Octets]:
     return header, frame.numpy()[HEADER_BYTES:], out.numpy()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in FIRST])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FIRST + SECOND])
 def test_golden_frames_decode_and_are_written_again(name: str, coder: str) -> None:
     header, written, raw = read_golden(name)
     segment_tiles, log2_sum = (16, 14) if name in ("rans-kinds-f32", "rans-kinds-f64") else (None, LOG2_SUM)
@@ -221,11 +222,22 @@ def test_frames_of_the_first_writer_decode(name: str, coder: str) -> None:
     """It did not know the flag E: a zero among other values cost a raw field."""
     header, written, raw = read_golden(name)
     assert not unpack_layout(header, written).directory.sparse.any()
-    index = json.loads((GOLDEN / "index.json").read_text())
-    assert hashlib.sha256(raw).hexdigest() == index[name]["sha256"]
+    assert hashlib.sha256(raw).hexdigest() == INDEX[name]["sha256"]
     newer = name.replace("-first", "")
-    if index[newer]["sha256"] == index[name]["sha256"]:  # of the same chunk, smaller
+    if INDEX[newer]["sha256"] == INDEX[name]["sha256"]:  # of the same chunk, smaller
         assert read_golden(newer)[1].size < written.size
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_frames_of_the_second_writer_decode(name: str, coder: str) -> None:
+    """It gave tables by place: each to 32 segments in a row."""
+    header, written, raw = read_golden(name)
+    directory = unpack_layout(header, written).directory
+    by_place = np.arange(directory.num_segments) // 32
+    assert np.array_equal(directory.table, np.where(directory.kind == SegmentKind.CODED, by_place, 0))
+    newer = name.replace("-second", "")
+    assert hashlib.sha256(raw).hexdigest() == INDEX[name]["sha256"] == INDEX[newer]["sha256"]
+    assert read_golden(newer)[1].tobytes() != written.tobytes()
 
 
 FLOATS = pytest.mark.parametrize("word", [word for word in WordType if word.is_float and word.itemsize > 1], ids=str)

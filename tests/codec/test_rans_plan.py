@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidegate.codec.device_plan import BUFFER_ALIGNMENT_BYTES
+from tidegate.codec.rans_groups import MAX_GROUPS, MAX_TABLES, segments_per_group
 from tidegate.codec.rans_plan import RansBuffers, RansPlan, max_segments, rans_encoder_memory
-from tidegate.codec.rans_survey import MAX_TABLES
 from tidegate.codec.words import WordType
 
 CHUNK_BYTES = (16, 4096, (1 << 20) + 16, 64 << 20, 1 << 30)
@@ -21,11 +21,14 @@ def test_memory_suffices_for_shorter_chunks(word: WordType, chunk_bytes: int) ->
         assert plan.num_segments * plan.slot_bytes <= memory.slots
         assert plan.num_segments <= max_segments(chunk_bytes)
         assert 1 <= plan.num_tables <= MAX_TABLES
-        assert (plan.num_tables - 1) * plan.segments_per_table < plan.num_segments
-        assert plan.num_segments <= plan.num_tables * plan.segments_per_table
-        assert plan.segments_per_table <= 8 * plan.blocks_per_table
+        assert plan.num_tables <= plan.num_blocks, "each block gathers one table at most"
+        assert 8 * (plan.num_blocks - 1) < plan.num_segments <= 8 * plan.num_blocks
+        assert 8 << plan.group_shift == segments_per_group(plan.num_segments)
+        assert plan.num_tables <= -(-plan.num_blocks // (1 << plan.group_shift)) <= MAX_GROUPS
         buffers = RansBuffers.at(0, plan.num_segments)
-        assert 1024 * plan.num_blocks <= buffers.block_areas - buffers.counts
+        assert 1024 * plan.num_blocks <= buffers.block_sums - buffers.counts
+        assert 8 * plan.num_blocks <= buffers.block_tables - buffers.block_sums
+        assert 4 * plan.num_blocks <= buffers.block_areas - buffers.block_tables
         assert 4 * plan.num_blocks <= buffers.block_streams - buffers.block_areas
         assert 4 * plan.num_blocks <= buffers.entries - buffers.block_streams
 

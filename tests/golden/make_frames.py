@@ -16,13 +16,14 @@ import zstandard
 from numpy.typing import NDArray
 
 from tests.codec.rans_chunks import encoded as encoded_body
-from tests.codec.rans_chunks import every_kind, header_of
+from tests.codec.rans_chunks import every_kind, header_of, of_scales
 from tests.contract.codec_contract import CONTENTS, widened
 from tidegate.codec.base import ZSTD_CODEC, FrameHeader, frame_bound_bytes
 from tidegate.codec.blocked import BlockKind, pack_table
 from tidegate.codec.digest import digest
 from tidegate.codec.frame import encode_frame
 from tidegate.codec.planes import extract_plane
+from tidegate.codec.rans_units import TILE_BYTES
 from tidegate.codec.registry import codec_named
 from tidegate.codec.words import WordType
 
@@ -55,6 +56,16 @@ def chunks() -> Iterator[tuple[str, str, WordType, Octets]]:
     for word in WordType:
         octets = CONTENTS["zero-runs"](word, 4800 // word.itemsize - 3, rng)
         yield f"planes-{word.name.lower()}", "planes:sign=zstd,exponent=zstd,mantissa=deflate", word, octets
+    yield "rans-tables-bf16", "rans", WordType.BF16, of_two_scales()
+
+
+def of_two_scales() -> Octets:
+    """Five groups of segments with two tables, nearly all of whose tiles are zero."""
+    scales = np.repeat([0, -9, 0, -9, 0], 8).tolist()
+    octets = of_scales(WordType.BF16, scales, np.random.default_rng(9))
+    tiles = octets.reshape(-1, TILE_BYTES)
+    tiles[np.arange(len(tiles)) % 16 > 0] = 0
+    return octets[: -15 * TILE_BYTES - 6]
 
 
 def encoded(codec: str, word: WordType, raw: Octets) -> bytes:

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.gpu
 WORDS = pytest.mark.parametrize("word", list(WordType), ids=lambda word: word.name)
 CHUNK_BYTES = 8 << 20
 TILE_BYTES = 512
+GROUP_BYTES = 128 << 10
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "frames"
 
 
@@ -104,6 +105,11 @@ def special_chunk(kind: str, word: WordType, num_bytes: int) -> NDArray[np.uint8
             values[rng.random(values.size) < np.linspace(-0.2, 1.1, values.size)] = 0
             tops[:: max(1, len(tops) // 7)] = 0x70
             np.array_split(chunk, 9)[4][:8] = 0xFF
+        case "scales":  # some of them equal, of what has one table; and zeros
+            for i, begin in enumerate(range(0, num_bytes, GROUP_BYTES)):
+                tops[begin // word.itemsize : (begin + GROUP_BYTES) // word.itemsize] -= np.uint8(4 * (i * i % 11 % 4))
+                if i % 7 == 3:
+                    chunk[begin : begin + GROUP_BYTES] = 0
     return chunk
 
 
@@ -114,7 +120,7 @@ def values_of(chunk: NDArray[np.uint8], word: WordType) -> NDArray[np.unsignedin
 
 KINDS = (
     *("one-sign-0", "one-sign-1", "short", "zero-tiles", "rare", "mixed"),
-    *("zeros", "zeros-and-zero-tiles", "short-zeros", "zeros-of-all-shares"),
+    *("zeros", "zeros-and-zero-tiles", "short-zeros", "zeros-of-all-shares", "scales"),
 )
 
 
@@ -303,6 +309,15 @@ def test_large_chunks_are_read_by_the_cpu(device: torch.device, stream: torch.cu
         assert read_on_cpu(frame_of(header, body), raw.numel()).tobytes() == raw.cpu().numpy().tobytes()
         assert header.raw_digest == digest(raw.cpu().numpy())
         ticket.release()
+
+
+def test_large_chunks_of_many_scales_are_coded_as_on_the_cpu(device: torch.device, stream: torch.cuda.Stream) -> None:
+    """More than 512 groups of 8 segments, so that a group is 16."""
+    num_bytes = (66 << 20) + 2
+    encoder = DeviceEncoder(["rans"], num_bytes, device, stream)
+    decoder = DeviceDecoder(num_bytes, device, stream)
+    chunk = special_chunk("scales", WordType.BF16, num_bytes)
+    assert check_all(encoder, decoder, chunk, WordType.BF16, device).codec == RANS_CODEC
 
 
 def test_a_slot_that_other_codecs_used_before(device: torch.device, stream: torch.cuda.Stream) -> None:
