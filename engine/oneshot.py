@@ -47,7 +47,8 @@ def save(
 
     Raises:
         UnsupportedStateError: A leaf cannot be saved; nothing was written.
-        SaveError: Nothing was replaced.
+        SaveError: Nothing was replaced; on S3 it still may be, by the new state as a whole, where the server takes up a
+            request after the deadline by which it gave no answer.
     """
     options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec, derive=derive)
     table = describe(state)
