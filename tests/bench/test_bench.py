@@ -98,6 +98,16 @@ def test_the_bench_of_deltas_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_bench_of_ranks_runs(tmp_path: Path) -> None:
+    found = run_tiny("ranks", None, tmp_path)
+    assert found["ranks"] >= 1  # one a GPU
+    assert found["scaling"].keys() == {"encode", "write"}
+    ways = found["ways"]
+    assert all(way["exact"] and not way["error"] for name, way in ways.items() if "pinned" not in name), ways
+    assert ways["tidegate"]["stored_bytes"] < ways["dcp.async_save"]["stored_bytes"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ON_CPU)
 def test_a_benchmark_runs(module: str, tmp_path: Path) -> None:
     """On a GPU where there is one, else on the CPU."""
