@@ -30,7 +30,6 @@ SECTIONS = ("SpeedOfLight", "WarpStateStats", "SchedulerStats", "LaunchStats", "
 COLUMNS = {
     "gpu__time_duration.sum": "us",
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "dram %",
-    "lts__t_bytes.avg.pct_of_peak_sustained_elapsed": "L2 %",
     "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1 and shared %",
     "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue slots %",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "warps %",

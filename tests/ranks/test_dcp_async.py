@@ -27,8 +27,9 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
     return {"model": weights, "optimizer": moments, "step": step}
 
 
-def train_and_save(rank: int, root: str, mode: Literal["copy", "lazy"], cached: bool) -> None:
-    model, optimizer = training()
+def train_and_save(rank: int, root: str, mode: Literal["copy", "lazy"], cached: bool, device: str = "cpu") -> None:
+    """Save steps 1 to 3 while training, load each, and compare."""
+    model, optimizer = training(device=device)
     train(model, optimizer, 1)
     writer = TidegateWriter(root)
     stager = TidegateStager(writer, mode=mode, optimizers=[optimizer])

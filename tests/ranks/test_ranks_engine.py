@@ -35,11 +35,14 @@ def raw_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: in
     }
 
 
-def save_while_training(rank: int, root: str, snapshot: str) -> dict[int, dict[str, object]]:
-    model, optimizer = training()
+def save_while_training(
+    rank: int, root: str, snapshot: str, codec: str = "auto", device: str = "cpu"
+) -> dict[int, dict[str, object]]:
+    """Save steps 1 to 4; return the bits that they had."""
+    model, optimizer = training(device=device)
     train(model, optimizer, 1)
     expected: dict[int, dict[str, object]] = {}
-    with engine_of(root, snapshot=snapshot) as engine:
+    with engine_of(root, snapshot=snapshot, codec=codec) as engine:
         if snapshot == "lazy":
             engine.attach(optimizer)
         for step in range(1, 5):
@@ -52,8 +55,8 @@ def save_while_training(rank: int, root: str, snapshot: str) -> dict[int, dict[s
     return expected
 
 
-def load_in_place(rank: int, root: str, step: int) -> dict[str, object]:
-    model, optimizer = training(seed=9)
+def load_in_place(rank: int, root: str, step: int, device: str = "cpu") -> dict[str, object]:
+    model, optimizer = training(seed=9, device=device)
     train(model, optimizer, 1)
     state = raw_state(model, optimizer, 0)
     with engine_of(root) as engine:
