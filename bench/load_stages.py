@@ -14,6 +14,7 @@ from tidegate.codec.base import HEADER_BYTES, RAW_CODEC
 from tidegate.codec.frame import decode_frame
 from tidegate.container import FrameEntry, read_index
 from tidegate.readers import PIECE_BYTES
+from tidegate.storage import DeviceBytes
 from tidegate.storage.local import LocalStore
 
 from .rig import Times, repeat
@@ -73,6 +74,33 @@ class Stages:
             torch.cuda.synchronize(self._device)
 
         return repeat(copy_all, num=num)
+
+    def arrive(self, num: int) -> Times | None:
+        """Read every frame right into memory of the GPU by the store's own means; None where it has none."""
+        if self._device.type != "cuda":
+            return None
+        there = torch.empty(self.stored_bytes, dtype=torch.uint8, device=self._device)
+        store = LocalStore(self._path.parent)
+        try:
+            reader = store.open_reader(self._path.name)
+            if not store.reads_into_devices(self.stored_bytes):
+                return None
+
+            def read_all() -> None:
+                pending = []
+                for entry in self.entries:
+                    part = there[entry.offset : entry.offset + entry.header.frame_bytes]
+                    index = part.get_device()
+                    pending.append(reader.start_read(entry.offset, DeviceBytes(part.data_ptr(), part.numel(), index)))
+                for read in pending:
+                    read.wait()
+
+            torch.cuda.synchronize(self._device)
+            found = repeat(read_all, num=num)
+            reader.close()
+            return found
+        finally:
+            store.close()
 
     def decode(self, num: int) -> Times:
         """Decode every frame from memory of the device to other memory of it, all checksums looked at."""
