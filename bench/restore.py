@@ -5,8 +5,8 @@
 A trained state comes back to the GPU from files that the page cache holds (shared memory, if that has room): with
 tidegate into new tensors and into tensors that are there, with torch.load (also mapped) and with
 torch.distributed.checkpoint. Everything takes turns. Then the stages of tidegate's loads run alone: reading the file
-with as many threads, copying its bytes to the GPU, decoding all its frames there. Beside them, where the store can, what
-reading right into the GPU's memory takes: as a load does, which then has no copy of its own.
+with as many threads, copying its bytes to the GPU, decoding all its frames there. Beside them, where the store can,
+reading right into the GPU's memory, as a load then does.
 
     stage = slowest stage alone / load       to be at least 0.9
     torch = torch.load / load                to be at least 5
