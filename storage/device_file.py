@@ -77,11 +77,6 @@ def load_kvikio() -> Kvikio:
         return _loaded
 
 
-def is_loaded() -> bool:
-    """Whether KvikIO has been imported and set up, so that it costs nothing more to use it."""
-    return _loaded is not None
-
-
 def _set_up(module: ModuleType, defaults: ModuleType) -> str:
     # One thread, KvikIO's own default, copies and writes by turns, so the disk rests half of the time.
     if not {"KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"} & os.environ.keys() and defaults.get("num_threads") == 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .base import ObjectStat
-from .device_file import is_loaded, load_kvikio
+from .device_file import load_kvikio
 from .device_probe import DeviceChoice, choose
 from .device_writer import LocalDeviceWriter
 from .errors import InvalidKeyError, ObjectExistsError, ObjectNotFoundError, StorageError, StoreIOError
@@ -28,7 +28,6 @@ from .workers import WorkerPool
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO must not hang
 _MAX_RACES = 100
 _WORTH_KVIKIO_BYTES = 128 << 20
-_WORTH_LOADING_KVIKIO_BYTES = 4 << 30  # its import takes as long as reading that
 
 
 class LocalStore:
@@ -141,7 +140,7 @@ class LocalStore:
         """
         if self._io != "auto":
             return self._io == "gds"
-        if num_bytes < (_WORTH_KVIKIO_BYTES if is_loaded() else _WORTH_LOADING_KVIKIO_BYTES):
+        if num_bytes < _WORTH_KVIKIO_BYTES:
             return False
         try:
             load_kvikio()

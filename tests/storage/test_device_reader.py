@@ -12,8 +12,16 @@ import pytest
 
 from tests.kit.fake_kvikio import FakeKvikio, device_bytes, fake_kvikio
 from tests.kit.store_checks import TIMEOUT_S
-from tidegate.storage import DeviceBytes, DeviceReader, DeviceReadingStore, LocalStore, MemoryStore, StoreIOError
-from tidegate.storage.device_file import is_loaded, load_kvikio
+from tidegate.storage import (
+    DeviceBytes,
+    DeviceReader,
+    DeviceReadingStore,
+    LocalStore,
+    MemoryStore,
+    StoreIOError,
+    device_file,
+)
+from tidegate.storage.device_file import load_kvikio
 
 CONTENT = os.urandom(100_000)
 GIB = 1 << 30
@@ -119,12 +127,10 @@ def test_closing_closes_kvikios_file_too(kvikio: FakeKvikio, reader: DeviceReade
 def test_kvikio_is_loaded_only_for_much(kvikio: FakeKvikio, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     assert isinstance(store, DeviceReadingStore)
-    assert not store.reads_into_devices(GIB)
-    assert not is_loaded()
-    assert store.reads_into_devices(4 * GIB)
-    assert is_loaded()
-    assert store.reads_into_devices(GIB)
     assert not store.reads_into_devices(GIB // 16)
+    assert device_file._loaded is None
+    assert store.reads_into_devices(GIB)
+    assert device_file._loaded is not None
     store.close()
 
 
