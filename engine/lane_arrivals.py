@@ -81,9 +81,10 @@ class Arrivals:
         frame = self._open(item)
         if frame is None:
             return
-        frame.ready.synchronize()  # a store waits for no stream
-        if frame.slot is not None and frame.slot.free_at is not None:
-            frame.slot.free_at.synchronize()
+        # A store waits for no stream. What the caller has queued on a slot's memory was over before its first use; to
+        # wait for the caller's stream, where it is the default one, is to wait for all copies under way too.
+        free_at = frame.ready if frame.slot is None else frame.slot.free_at or frame.ready
+        free_at.synchronize()
         header, offset = item.entry.header, item.entry.offset
         if frame.slot is None:
             start = bytearray(HEADER_BYTES)
