@@ -120,9 +120,12 @@ class Stages:
         """As a load does: digests of bodies on one stream, ahead of the decoding on another. A raw body is decoded."""
         from tidegate.codec.device_check import check_body
         from tidegate.codec.device_decode import DeviceDecoder, prefix_bytes
+        from tidegate.codec.host_rooms import HostRooms
+        from tidegate.codec.kernels import indexed, kernels_of
 
         digests, decodes = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
         decoder = DeviceDecoder(max(entry.header.raw_bytes for entry in self.entries), self._device, decodes)
+        rooms = HostRooms(kernels_of(indexed(self._device)), digests)
         there = content.to(self._device)
         frames = []
         for entry, part in zip(self.entries, parts, strict=True):
@@ -131,7 +134,7 @@ class Stages:
             frames.append((entry.header, there[start : start + entry.header.body_bytes], prefix, part))
 
         def decode_all() -> None:
-            bodies = [check_body(header, body, digests) for header, body, _, _ in frames]
+            bodies = [check_body(header, body, digests, rooms) for header, body, _, _ in frames]
             chunks = []
             for (header, body, prefix, part), check in zip(frames, bodies, strict=True):
                 check.wait()

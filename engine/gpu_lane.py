@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from tidegate.codec.base import HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.device_check import Check, check_body
 from tidegate.codec.device_decode import DeviceDecoder, prefix_bytes
+from tidegate.codec.host_rooms import HostRooms
+from tidegate.codec.kernels import indexed, kernels_of
 
 from .errors import InternalError
 from .failure import Failure
@@ -58,6 +60,8 @@ class GpuLane:
         self._failure = failure
         self._copies, self._digests, self._decodes = _streams(device)
         self.arrivals = Arrivals(device, items, places, self._copies)
+        self._kernels = kernels_of(indexed(device))
+        self._rooms = HostRooms(self._kernels, self._digests)
         self._decoder = DeviceDecoder(max(item.chunk.num_bytes for item in items), device, self._decodes)
 
     def decode_all(self) -> None:
@@ -103,11 +107,9 @@ class GpuLane:
         if frame.copied is not None:
             self._digests.wait_event(frame.copied)
         elif frame.slot is not None:
-            num_bytes = HEADER_BYTES + prefix_bytes(header)
-            frame.head = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-            with torch.cuda.stream(self._digests):
-                frame.head.copy_(frame.slot.memory[:num_bytes], non_blocking=True)
-        frame.check = check_body(header, frame.body, self._digests)
+            with self._kernels.on(self._digests):
+                frame.head = self._rooms.fetch(frame.slot.memory.data_ptr(), HEADER_BYTES + prefix_bytes(header))
+        frame.check = check_body(header, frame.body, self._digests, self._rooms)
 
     def _decode_next(self, hashed: deque[LaneFrame], unchecked: deque[tuple[LaneFrame, Check]]) -> None:
         frame = hashed.popleft()
@@ -151,7 +153,8 @@ class GpuLane:
     def _prefix(self, frame: LaneFrame, header: FrameHeader) -> NDArray[np.uint8]:
         """The start of a frame's body on the host: of the very bytes that were hashed. The digest is there already."""
         if frame.head is not None:
-            start = frame.head.numpy()
+            start = frame.head.octets[: HEADER_BYTES + prefix_bytes(header)].copy()
+            self._rooms.give_back(frame.head)
             check_start(header, start.data)
             frame.prefix = start[HEADER_BYTES:]
         if frame.prefix is None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidegate.codec.base import FRAME_ALIGNMENT_BYTES
 from tidegate.codec.device_check import BodyCheck
+from tidegate.codec.host_rooms import HostRoom
 from tidegate.storage.base import ALIGNMENT_BYTES
 
 from .direct_read import DirectRead
@@ -108,6 +109,6 @@ class LaneFrame:
     copied: torch.cuda.Event | None = None
     num_left: int = 0
     reading: DirectRead | None = None
-    head: torch.Tensor | None = None
+    head: HostRoom | None = None
     prefix: NDArray[np.uint8] | None = None
     check: BodyCheck | None = None

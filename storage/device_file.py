@@ -16,8 +16,9 @@ from types import ModuleType
 from .base import DeviceBytes
 from .errors import StorageError
 
-NUM_THREADS = min(16, max(8, os.cpu_count() or 1))
-"""From the page cache to a GPU, 8, 12 and 16 of 16 cores brought 47, 50 and 51 GB/s (bench/results/gpu-tried.json)."""
+NUM_THREADS = max(8, min(16, (os.cpu_count() or 1) * 3 // 4))
+"""From the page cache to a GPU, 8 threads brought 47 GB/s, 12 and 16 of 16 cores 50, and beside decoding 24 were slower
+(bench/results/gpu-tried.json)."""
 
 # What a disk says. Other texts of the system may be about a library that is missing, not about our file.
 _DISK_ERRNOS = (
