@@ -14,6 +14,7 @@ from tidegate.codec.base import HEADER_BYTES, RAW_CODEC
 from tidegate.codec.frame import decode_frame
 from tidegate.container import FrameEntry, read_index
 from tidegate.readers import PIECE_BYTES
+from tidegate.storage import DeviceBytes
 from tidegate.storage.local import LocalStore
 
 from .rig import Times, repeat
@@ -74,6 +75,33 @@ class Stages:
 
         return repeat(copy_all, num=num)
 
+    def arrive(self, num: int) -> Times | None:
+        """Read every frame right into memory of the GPU by the store's own means; None where it has none."""
+        if self._device.type != "cuda":
+            return None
+        there = torch.empty(self.stored_bytes, dtype=torch.uint8, device=self._device)
+        store = LocalStore(self._path.parent)
+        try:
+            reader = store.open_reader(self._path.name)
+            if not store.reads_into_devices(self.stored_bytes):
+                return None
+
+            def read_all() -> None:
+                pending = []
+                for entry in self.entries:
+                    part = there[entry.offset : entry.offset + entry.header.frame_bytes]
+                    index = part.get_device()
+                    pending.append(reader.start_read(entry.offset, DeviceBytes(part.data_ptr(), part.numel(), index)))
+                for read in pending:
+                    read.wait()
+
+            torch.cuda.synchronize(self._device)
+            found = repeat(read_all, num=num)
+            reader.close()
+            return found
+        finally:
+            store.close()
+
     def decode(self, num: int) -> Times:
         """Decode every frame from memory of the device to other memory of it, all checksums looked at."""
         content = torch.from_numpy(np.fromfile(self._path, dtype=np.uint8))
@@ -92,9 +120,12 @@ class Stages:
         """As a load does: digests of bodies on one stream, ahead of the decoding on another. A raw body is decoded."""
         from tidegate.codec.device_check import check_body
         from tidegate.codec.device_decode import DeviceDecoder, prefix_bytes
+        from tidegate.codec.host_rooms import HostRooms
+        from tidegate.codec.kernels import indexed, kernels_of
 
         digests, decodes = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
         decoder = DeviceDecoder(max(entry.header.raw_bytes for entry in self.entries), self._device, decodes)
+        rooms = HostRooms(kernels_of(indexed(self._device)), digests)
         there = content.to(self._device)
         frames = []
         for entry, part in zip(self.entries, parts, strict=True):
@@ -103,7 +134,7 @@ class Stages:
             frames.append((entry.header, there[start : start + entry.header.body_bytes], prefix, part))
 
         def decode_all() -> None:
-            bodies = [check_body(header, body, digests) for header, body, _, _ in frames]
+            bodies = [check_body(header, body, digests, rooms) for header, body, _, _ in frames]
             chunks = []
             for (header, body, prefix, part), check in zip(frames, bodies, strict=True):
                 check.wait()

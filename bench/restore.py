@@ -5,7 +5,8 @@
 A trained state comes back to the GPU from files that the page cache holds (shared memory, if that has room): with
 tidegate into new tensors and into tensors that are there, with torch.load (also mapped) and with
 torch.distributed.checkpoint. Everything takes turns. Then the stages of tidegate's loads run alone: reading the file
-with as many threads, copying its bytes to the GPU, decoding all its frames there.
+with as many threads, copying its bytes to the GPU, decoding all its frames there. Beside them, where the store can,
+reading right into the GPU's memory, as a load then does.
 
     stage = slowest stage alone / load       to be at least 0.9
     torch = torch.load / load                to be at least 5
@@ -38,7 +39,8 @@ from .states import State, digests_of, normal_state, num_bytes_of, tensors_of, t
 STAGE_BOUND = 0.9
 TORCH_BOUND = 5.0
 NUM_LAYERS = 20
-HEAD = ("load", "s", "GB/s", "read s", "copy s", "decode s", "stage", "torch")
+HEAD = ("load", "s", "GB/s", "read s", "copy s", "decode s", "arrive s", "stage", "torch")
+STAGES = ("read", "copy", "decode")
 
 Works = dict[str, Callable[[], object]]
 
@@ -56,7 +58,7 @@ class Load:
 
     def cells(self) -> tuple[object, ...]:
         """For the table."""
-        stages = [self.stages_s.get(name, "") for name in ("read", "copy", "decode")]
+        stages = [self.stages_s.get(name, "") for name in (*STAGES, "arrive")]
         ratio = "" if self.slowest_stage_of_load is None else self.slowest_stage_of_load
         return (self.name, self.times["median_s"], self.bytes_per_s / 1e9, *stages, ratio, self.times_torch_load)
 
@@ -122,7 +124,7 @@ def check_all(works: Works, target: State, digests: list[int]) -> None:
 
 def summed_up(name: str, times: Times, torch_s: float, raw_bytes: int, stages: dict[str, Times]) -> Load:
     """Put a load beside its stages and torch.load."""
-    slowest_s = max((found.median_s for found in stages.values()), default=0.0)
+    slowest_s = max((found.median_s for stage, found in stages.items() if stage in STAGES), default=0.0)
     return Load(
         name=name,
         times=times.json(),
@@ -139,7 +141,9 @@ def stages_of(path: Path, device: torch.device, num: int) -> dict[str, Times]:
     found = {"read": stages.read(num)}
     if device.type == "cuda":
         found["copy"] = stages.copy(num)
-    return found | {"decode": stages.decode(num)}
+    found["decode"] = stages.decode(num)
+    arrive = stages.arrive(num)
+    return found if arrive is None else found | {"arrive": arrive}
 
 
 def bench(state: State, folder: Path, codecs: Sequence[str], num: int, budget: TimeBudget) -> list[Load]:
@@ -201,9 +205,8 @@ def main() -> None:
 
 def plot(path: Path, loads: list[Load]) -> None:
     """Times of loads and stages."""
-    names = ("read", "copy", "decode")
     series: dict[str, list[float | None]] = {"whole load": [load.times["median_s"] for load in loads]}
-    series |= {f"{name} alone": [load.stages_s.get(name) for load in loads] for name in names}
+    series |= {f"{name} alone": [load.stages_s.get(name) for load in loads] for name in STAGES}
     title = "How fast does a checkpoint come back?"
     grouped_bars(path, title, [load.name.replace(", ", "\n") for load in loads], series, unit="seconds", log=True)
 

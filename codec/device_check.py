@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from .base import RAW_CODEC, FrameHeader
 from .device_report import FAILED_WORD, STATE_WORDS, digest_words, read_digest
 from .errors import CorruptionError
+from .host_rooms import HostRooms
 from .kernels import indexed, kernels_of
 
 PADDING_WORD = 0
@@ -20,22 +21,25 @@ class _Report:
 
     Args:
         report: int64[words], on a device.
-        stream: The stream that writes it, current in PyTorch.
+        rooms: Memory for it, of the stream that writes it, inside of whose `Kernels.on` this is.
         keep: Tensors that the stream uses until it has written it.
     """
 
-    def __init__(self, report: torch.Tensor, stream: torch.cuda.Stream, keep: tuple[torch.Tensor, ...]) -> None:
-        self._keep = keep
-        self._words = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-        self._words.copy_(report, non_blocking=True)
-        self._done = torch.cuda.Event(blocking=True)
-        self._done.record(stream)
+    def __init__(self, report: torch.Tensor, rooms: HostRooms, keep: tuple[torch.Tensor, ...]) -> None:
+        self._keep: tuple[torch.Tensor, ...] = (report, *keep)
+        self._rooms: HostRooms | None = rooms
+        self._num_bytes = report.nbytes
+        self._room = rooms.fetch(report.data_ptr(), self._num_bytes)
+        self._words: NDArray[np.uint64] | None = None
 
     def wait(self) -> NDArray[np.uint64]:
-        self._done.synchronize()
-        self._keep = ()
-        words: NDArray[np.uint64] = self._words.numpy().view(np.uint64)
-        return words
+        if self._words is None:
+            self._room.done.synchronize()
+            self._words = self._room.octets[: self._num_bytes].view(np.uint64).copy()
+            if self._rooms is not None:
+                self._rooms.give_back(self._room)
+            self._rooms, self._keep = None, ()
+        return self._words
 
 
 class BodyCheck:
@@ -58,13 +62,16 @@ class BodyCheck:
             _check_digest("chunk", header.raw_bytes, found, header.raw_digest)
 
 
-def check_body(header: FrameHeader, body: torch.Tensor, stream: torch.cuda.Stream) -> BodyCheck:
-    """Enqueue the digest of a frame's body. Any thread may call it; does not wait for the device.
+def check_body(
+    header: FrameHeader, body: torch.Tensor, stream: torch.cuda.Stream, rooms: HostRooms
+) -> BodyCheck:
+    """Enqueue the digest of a frame's body. Does not wait for the device.
 
     Args:
         header: The frame's header.
         body: uint8[body_bytes] on the stream's device, contiguous, its address a multiple of 16.
         stream: Where it runs; it must already wait for whoever wrote the body.
+        rooms: Those of that stream.
 
     Returns:
         The check to wait for before the body is decoded. It keeps `body` alive until then.
@@ -76,7 +83,7 @@ def check_body(header: FrameHeader, body: torch.Tensor, stream: torch.cuda.Strea
     with torch.cuda.stream(stream), kernels.on(stream):
         words = torch.zeros(digest_words(header.body_bytes), dtype=torch.int64, device=body.device)
         kernels.piece_digests(body.data_ptr(), header.body_bytes, words.data_ptr())
-        return BodyCheck(header, _Report(words, stream, (body,)))
+        return BodyCheck(header, _Report(words, rooms, (body,)))
 
 
 class Check:
@@ -85,7 +92,7 @@ class Check:
     Args:
         header: The frame's header.
         report: int64[report_words(raw_bytes, num_digests=1)], on the device.
-        stream: The stream that decodes.
+        rooms: Those of the stream that decodes.
         keep: Tensors that must stay alive until the decoding is over.
     """
 
@@ -93,11 +100,11 @@ class Check:
         self,
         header: FrameHeader,
         report: torch.Tensor,
-        stream: torch.cuda.Stream,
+        rooms: HostRooms,
         keep: tuple[torch.Tensor, ...],
     ) -> None:
         self._header = header
-        self._report = _Report(report, stream, keep)
+        self._report = _Report(report, rooms, keep)
 
     def wait(self) -> None:
         """Wait for the decoding, without the GIL. May be called again.

@@ -23,6 +23,7 @@ from .device_check import PADDING_WORD, Check, check_body
 from .device_plan import BUFFER_ALIGNMENT_BYTES, round_up
 from .device_report import FAILED_WORD, STATE_WORDS, WORD_BYTES, report_words
 from .errors import CodecError
+from .host_rooms import HostRooms
 from .kernels import indexed, kernels_of
 from .nvcomp import STATUS_BYTES, NvcompBatch, decoder_of
 from .planes_body import START_BYTES
@@ -86,6 +87,7 @@ class DeviceDecoder:
         self._device = device = indexed(device)
         self._stream = stream
         self._kernels = kernels_of(device)
+        self._rooms = HostRooms(self._kernels, stream)
         self._planes: torch.Tensor | None = None
         self._temp: torch.Tensor | None = None
 
@@ -133,10 +135,10 @@ class DeviceDecoder:
                 decoded = body
             else:
                 if not body_verified:
-                    check_body(header, body, self._stream).wait()
+                    check_body(header, body, self._stream, self._rooms).wait()
                 decoded = self._decode_body(header, body, body_prefix, out, report)
             self._kernels.piece_digests(decoded.data_ptr(), header.raw_bytes, _digest_at(report))
-            return Check(header, report, self._stream, (body, out))
+            return Check(header, report, self._rooms, (body, out))
 
     def _decode_body(
         self,
@@ -150,9 +152,11 @@ class DeviceDecoder:
         start = np.frombuffer(body_prefix, dtype=np.uint8)
         target = out if out.data_ptr() % ADDRESS_ALIGNMENT_BYTES == 0 else torch.empty_like(out)
         if header.codec == RANS_CODEC:
-            decode_rans(self._kernels, header, start, body, target, report.data_ptr())
+            decode_rans(self._kernels, self._rooms, header, start, body, target, report.data_ptr())
         elif header.codec == PLANES_CODEC:
-            decode_fields(self._kernels, header, start, body, target, report.data_ptr(), self._plane_room)
+            decode_fields(
+                self._kernels, self._rooms, header, start, body, target, report.data_ptr(), self._plane_room
+            )
         else:
             self._decode_blocks(header, start, body, target, report)
         if target is not out:
@@ -194,8 +198,7 @@ class DeviceDecoder:
         coded = np.flatnonzero(table.kinds == BlockKind.CODED)
         items = np.stack([sources, targets, table.raw_sizes, table.kinds], axis=1)[plain]
         arrays = np.stack([sources, table.stored_bytes, targets, table.raw_sizes])[:, coded]
-        on_device = torch.from_numpy(np.concatenate([items.reshape(-1), arrays.reshape(-1)])).pin_memory()
-        on_device = on_device.to(self._device, non_blocking=True)
+        on_device = self._rooms.send(np.concatenate([items.reshape(-1), arrays.reshape(-1)])).view(torch.int64)
         if plain.size:
             self._kernels.place_blocks(on_device.data_ptr(), plain.size, int(items[:, 2].max()))
         if coded.size:
@@ -239,7 +242,7 @@ class DeviceDecoder:
         if not padded.size:
             return
         rows = (table.offsets + table.stored_bytes)[padded] // BLOCK_ALIGNMENT_BYTES
-        on_device = torch.from_numpy(np.stack([rows, kept[padded]])).pin_memory().to(self._device, non_blocking=True)
+        on_device = self._rooms.send(np.stack([rows, kept[padded]])).view(torch.int64).view(2, -1)
         columns = torch.arange(BLOCK_ALIGNMENT_BYTES, device=self._device)
         ends = body.view(-1, BLOCK_ALIGNMENT_BYTES).index_select(0, on_device[0])
         report[PADDING_WORD] = ((ends != 0) & (columns >= on_device[1].unsqueeze(1))).sum()

@@ -12,6 +12,7 @@ from .base import RANS_CODEC, RAW_CODEC, FrameHeader
 from .device_check import PADDING_WORD
 from .device_plan import BUFFER_ALIGNMENT_BYTES, round_up
 from .device_report import WORD_BYTES
+from .host_rooms import HostRooms
 from .kernels import Kernels
 from .planes_body import START_BYTES, StreamBody, read_entries, stream_words
 from .planes_plan import TILE_BYTES, VALUES_PER_BLOCK, PlanesRoom
@@ -87,6 +88,7 @@ class PlanesEncoder:
 
 def decode_fields(
     kernels: Kernels,
+    rooms: HostRooms,
     header: FrameHeader,
     start: NDArray[np.uint8],
     body: torch.Tensor,
@@ -101,6 +103,7 @@ def decode_fields(
 
     Args:
         kernels: Those of the device.
+        rooms: Those of the stream.
         header: The frame's header.
         start: uint8[START_BYTES or more], the host's copy of the start of the body.
         body: uint8[body_bytes] on the device, its address a multiple of 16, its digest checked.
@@ -123,7 +126,7 @@ def decode_fields(
             places.append(body.data_ptr() + part.start)
             continue
         stream = room[at : at + size]
-        _decode_stream(kernels, part, start, body, stream, report)
+        _decode_stream(kernels, rooms, part, start, body, stream, report)
         places.append(stream.data_ptr())
         at += step
     wrong = report + PADDING_WORD * WORD_BYTES
@@ -134,6 +137,7 @@ def decode_fields(
 
 def _decode_stream(
     kernels: Kernels,
+    rooms: HostRooms,
     part: StreamBody,
     start: NDArray[np.uint8],
     body: torch.Tensor,
@@ -146,7 +150,7 @@ def _decode_stream(
         seen = start[part.start : part.start + seen_bytes]
         if seen.size < seen_bytes:
             seen = own[:seen_bytes].cpu().numpy()
-        decode_rans(kernels, inner, seen, own, stream, report)
+        decode_rans(kernels, rooms, inner, seen, own, stream, report)
         return
     raw = np.empty(inner.raw_bytes, dtype=np.uint8)
     codec_numbered(inner.codec, inner.codec_version).decode_body(inner, own.cpu().numpy(), raw)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from .base import FrameHeader
 from .device_report import FAILED_WORD, WORD_BYTES
+from .host_rooms import HostRooms
 from .kernels import Kernels
 from .rans import RansCodec
 from .rans_format import LOG2_SUM
@@ -114,12 +115,19 @@ class Launches:
 
 
 def decode_rans(
-    kernels: Kernels, header: FrameHeader, start: NDArray[np.uint8], body: torch.Tensor, out: torch.Tensor, report: int
+    kernels: Kernels,
+    rooms: HostRooms,
+    header: FrameHeader,
+    start: NDArray[np.uint8],
+    body: torch.Tensor,
+    out: torch.Tensor,
+    report: int,
 ) -> None:
     """Enqueue the decoding of a body, inside `Kernels.on`, with the same stream current in PyTorch.
 
     Args:
         kernels: Those of the device.
+        rooms: Those of the stream.
         header: The frame's header.
         start: uint8[at least the body's start], on the host.
         body: uint8[body_bytes] on the device, its address a multiple of 16.
@@ -135,7 +143,7 @@ def decode_rans(
         _decode_on_cpu(header, body, out)
         return
     kernels.load_rans()
-    found = torch.from_numpy(pack_for_device(told)).pin_memory().to(body.device, non_blocking=True)
+    found = rooms.send(pack_for_device(told))
     launch_decoder(kernels, header, told, found.data_ptr(), body.data_ptr(), out.data_ptr(), report)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from tidegate.storage.base import ObjectReader, OpeningStore
+from tidegate.storage.base import DeviceReader, DeviceReadingStore, ObjectReader, OpeningStore
+
+from .errors import InternalError
 
 
 class FrameSource(Protocol):
@@ -37,17 +39,28 @@ class OpenObjects:
         if self._opening is None:
             self._store.read_into(key, offset, out)
             return
-        reader = self._readers.get(key)
-        if reader is None:
-            reader = self._open(self._opening, key)
-        reader.read_into(offset, out)
+        self._reader(self._opening, key).read_into(offset, out)
+
+    def reads_into_devices(self, num_bytes: int) -> bool:
+        """Whether so many bytes are best read by `device_reader`. May block for a second."""
+        return isinstance(self._store, DeviceReadingStore) and self._store.reads_into_devices(num_bytes)
+
+    def device_reader(self, key: str) -> DeviceReader:
+        """Open an object, or find it open, to read it into CUDA devices; only where `reads_into_devices`. Blocks."""
+        reader = None if self._opening is None else self._reader(self._opening, key)
+        if not isinstance(reader, DeviceReader):
+            raise InternalError(f"{key} cannot be read into CUDA devices")
+        return reader
 
     def close(self) -> None:
         """Let go of all of them; nothing may be reading."""
         while self._readers:
             self._readers.popitem()[1].close()
 
-    def _open(self, store: OpeningStore, key: str) -> ObjectReader:
+    def _reader(self, store: OpeningStore, key: str) -> ObjectReader:
+        reader = self._readers.get(key)
+        if reader is not None:
+            return reader
         with self._lock:
             if key not in self._readers:
                 self._readers[key] = store.open_reader(key)

@@ -1,4 +1,7 @@
-"""The threads of a load: some read and decode on the CPU, or send what they read to a GPU, where one more decodes."""
+"""The threads of a load: some read and decode on the CPU, or send what they read to a GPU, where one more decodes.
+
+Where a store reads into devices itself, only the one that decodes is there for a GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ from .translate import load_error
 
 if TYPE_CHECKING:
     from .device_chains import DeviceChains
-    from .gpu_lane import GpuLane, LaneFrame
+    from .gpu_lane import GpuLane
+    from .lane_frames import LaneFrame
 
 PIECE_BYTES = 8 << 20
 """A frame for a GPU is read in pieces of at most this, so that its reading and copying overlap too."""
@@ -77,7 +81,9 @@ class _Crew:
         self._lanes, self._lane_of = _lanes(items, places, self._failure)
         on_lanes = [item.entry.header.frame_bytes for item in items if item.chunk.index in self._lane_of]
         self._landing_bytes = -(-min(PIECE_BYTES, max(on_lanes, default=0)) // 4096) * 4096
-        num_tasks = len(items) - len(on_lanes) + sum(-(-size // PIECE_BYTES) for size in on_lanes)
+        self._reads_into_devices = bool(on_lanes) and self._objects.reads_into_devices(sum(on_lanes))
+        num_pieces = 0 if self._reads_into_devices else sum(-(-size // PIECE_BYTES) for size in on_lanes)
+        num_tasks = len(items) - len(on_lanes) + num_pieces
         self._num_threads = min(num_threads, num_tasks)
         gpus = [device for device in {places.device(item.chunk) for item in items} if device.type == "cuda"]
         self._homes = {gpu: torch.cuda.current_stream(gpu) for gpu in gpus}
@@ -153,9 +159,12 @@ class _Crew:
             self._places.prepare(item.chunk)
             self._tasks.put(_Task(item, lambda _: self._decode_on_host(item)))
             return
+        if self._reads_into_devices:
+            lane.arrivals.read(item, self._objects)
+            return
         num_bytes = item.entry.header.frame_bytes
         starts = range(0, num_bytes, PIECE_BYTES)
-        frame = lane.open(item, len(starts))
+        frame = lane.arrivals.open(item, len(starts))
         if frame is None:
             return
         for start in starts:
@@ -165,7 +174,7 @@ class _Crew:
         def run(landing: Landing) -> None:
             item, piece = frame.item, landing.take()[:num_bytes]
             self._objects.read_into(item.key, item.entry.offset + start, piece)
-            lane.copy(frame, start, piece, *landing.locked(lane.device))
+            lane.arrivals.copy(frame, start, piece, *landing.locked(lane.device))
 
         return run
 
@@ -214,7 +223,7 @@ class _Crew:
 
     def _end_decoding(self) -> None:
         for lane in self._lanes:
-            lane.end()
+            lane.arrivals.end()
 
     def _synchronize(self) -> None:
         """Wait for the GPUs: nobody else may use their memory before."""
@@ -255,7 +264,7 @@ def _lanes(
         from .gpu_lane import GpuLane
 
         lane = GpuLane(gpu, some, places, failure)
-        failure.call_when_set(lane.wake)
+        failure.call_when_set(lane.arrivals.slots.wake)
         lanes.append(lane)
         lane_of.update((item.chunk.index, lane) for item in some)
     return lanes, lane_of

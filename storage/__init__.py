@@ -3,6 +3,9 @@
 from .base import (
     ALIGNMENT_BYTES,
     DeviceBytes,
+    DeviceRead,
+    DeviceReader,
+    DeviceReadingStore,
     DeviceStore,
     DeviceWriter,
     ObjectReader,
@@ -32,6 +35,9 @@ from .sink import SinkStore
 __all__ = [
     "ALIGNMENT_BYTES",
     "DeviceBytes",
+    "DeviceRead",
+    "DeviceReader",
+    "DeviceReadingStore",
     "DeviceStore",
     "DeviceWriter",
     "InvalidKeyError",

@@ -22,11 +22,11 @@ class ObjectStat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceBytes:
-    """Bytes in the memory of a CUDA device, for stores that write from there.
+    """Bytes in the memory of a CUDA device, for stores that write from there or read into it.
 
     Attributes:
-        address: Where they begin; a multiple of ALIGNMENT_BYTES.
-        num_bytes: How many; a multiple of ALIGNMENT_BYTES.
+        address: Where they begin; to be written, a multiple of ALIGNMENT_BYTES.
+        num_bytes: How many; to be written, a multiple of ALIGNMENT_BYTES.
         device: Index of the CUDA device.
         owner: Kept alive with this: what owns the memory.
     """
@@ -96,6 +96,41 @@ class ObjectReader(Protocol):
 
     def close(self) -> None:
         """Let go of it; nothing may be reading. May be called again."""
+        ...
+
+
+class DeviceRead(Protocol):
+    """A read into the memory of a CUDA device that is under way. Whoever began it must wait for it."""
+
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all of it is there. Blocks, without the GIL. Call it once.
+
+        Raises:
+            StorageError: It failed; what was to be filled is undefined.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceReader(ObjectReader, Protocol):
+    """An object that also reads right into the memory of a CUDA device."""
+
+    def start_read(self, offset: int, out: DeviceBytes) -> DeviceRead:
+        """Have `out` filled with the object's bytes from `offset` on. Does not block.
+
+        Args:
+            offset: Where they begin. It is fastest where this, and the address of `out`, are multiples of
+                ALIGNMENT_BYTES.
+            out: Where they go. No stream is waited for: nothing that is queued may still use that memory. It must stay
+                until the read has been waited for.
+
+        Raises:
+            StorageError: It could not be begun.
+        """
         ...
 
 
@@ -181,6 +216,15 @@ class OpeningStore(Store, Protocol):
         Raises:
             ObjectNotFoundError: There is no such object.
         """
+        ...
+
+
+@runtime_checkable
+class DeviceReadingStore(OpeningStore, Protocol):
+    """A store whose `open_reader` returns DeviceReaders."""
+
+    def reads_into_devices(self, num_bytes: int) -> bool:
+        """Whether so many bytes come faster to CUDA devices by the readers' `start_read`. May block for a second."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A file written from the memory of a CUDA device, through KvikIO.
+"""A file written from the memory of a CUDA device, through KvikIO; how to read into it is in device_input.py.
 
 Where GPUDirect Storage works, the bytes never touch host memory. Elsewhere KvikIO copies them to page-locked buffers of
 its own and writes those past the page cache: its "compatibility mode". Either way its threads need no GIL.
@@ -16,7 +16,9 @@ from types import ModuleType
 from .base import DeviceBytes
 from .errors import StorageError
 
-NUM_THREADS = 8
+NUM_THREADS = max(8, min(16, (os.cpu_count() or 1) * 3 // 4))
+"""From the page cache to a GPU, 8 threads brought 47 GB/s, 12 and 16 of 16 cores 50, and beside decoding 24 were slower
+(bench/results/gpu-tried.json)."""
 
 # What a disk says. Other texts of the system may be about a library that is missing, not about our file.
 _DISK_ERRNOS = (
@@ -52,9 +54,9 @@ def load_kvikio() -> Kvikio:
     """Import KvikIO and set it up, at the first call. May block for a second.
 
     KvikIO's defaults are the whole process's. What the user has set stays, be it by its environment variables
-    (KVIKIO_NTHREADS, KVIKIO_COMPAT_MODE) or in code; otherwise it gets eight threads, and its compatibility mode where
-    there is no GPUDirect Storage driver. cuFile's log, which would appear in the working folder, goes nowhere, unless
-    CUFILE_LOGFILE_PATH or CUFILE_ENV_PATH_JSON says where.
+    (KVIKIO_NTHREADS, KVIKIO_COMPAT_MODE) or in code; otherwise it gets NUM_THREADS threads, and its compatibility mode
+    where there is no GPUDirect Storage driver. cuFile's log, which would appear in the working folder, goes nowhere,
+    unless CUFILE_LOGFILE_PATH or CUFILE_ENV_PATH_JSON says where.
 
     Raises:
         StorageError: It is not installed, or does not work here.
@@ -69,7 +71,8 @@ def load_kvikio() -> Kvikio:
                 _loaded = Kvikio(module, _set_up(module, importlib.import_module("kvikio.defaults")))
             except (ImportError, OSError, RuntimeError) as exc:
                 raise StorageError(
-                    f"bytes of a CUDA device cannot be written directly: KvikIO cannot be used ({one_line(exc)}); "
+                    "bytes of a CUDA device cannot be written or read directly: "
+                    f"KvikIO cannot be used ({one_line(exc)}); "
                     'install tidegate[cu13] or tidegate[cu12], as your torch has it, or open the store with io="auto"'
                 ) from exc
         return _loaded
@@ -119,7 +122,7 @@ class DeviceFile:
         # KvikIO holds no reference to the bytes, and fails what is under way when the file is closed: this frame keeps
         # bytes, future and file together until the write is over.
         try:
-            future = self._handle.pwrite(_CudaArray(data), data.num_bytes, offset)
+            future = self._handle.pwrite(CudaArray(data), data.num_bytes, offset)
             num_bytes = future.get()  # once: a second call is undefined
         except (RuntimeError, MemoryError) as exc:
             raise os_error(exc) from exc
@@ -132,7 +135,9 @@ class DeviceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _CudaArray:
+class CudaArray:
+    """Bytes of a device as KvikIO takes them."""
+
     data: DeviceBytes
 
     @property

@@ -33,7 +33,7 @@ from tidegate.codec.nvcomp_codecs import NVCOMP_CODECS
 from tidegate.codec.registry import needs_gpu
 from tidegate.codec.words import WordType
 from tidegate.container import read_index
-from tidegate.gpu_lane import BODIES_BYTES
+from tidegate.lane_frames import BODIES_BYTES
 from tidegate.storage import StoreIOError
 from tidegate.storage.local import LocalStore
 

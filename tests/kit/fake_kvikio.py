@@ -38,11 +38,11 @@ class FakeKvikio:
     """What the fake modules share.
 
     Attributes:
-        gate: Writes wait for it; open at first.
-        begun: Set when a write has begun.
-        failure: The text that the next writes fail with; None: they do not.
+        gate: Writes and reads wait for it; open at first.
+        begun: Set when one has begun.
+        failure: The text that the next ones fail with; None: they do not.
         short_bytes: By how much they fall short.
-        events: "open", "write OFFSET", "close", in order.
+        events: "open", "write OFFSET", "read OFFSET", "close", in order.
         faults: What must never happen.
         settings: `kvikio.defaults`.
         has_driver: Whether there is a driver for GPUDirect Storage.
@@ -76,10 +76,13 @@ class FakeCuFile:
     """`kvikio.CuFile`."""
 
     def __init__(self, kvikio: FakeKvikio, path: str, flags: str) -> None:
-        assert flags == "r+"
+        modes = {"r": os.O_RDONLY, "r+": os.O_RDWR}
         self.kvikio = kvikio
         self.num_under_way = 0
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.fd = os.open(path, modes[flags] | os.O_CLOEXEC)
+        except OSError as exc:
+            raise RuntimeError(f"KvikIO failure at: file_utils.cpp:90: Unable to open file: {exc.strerror}") from None
         kvikio.events.append("open")
 
     def pwrite(self, buf: object, size: int, file_offset: int) -> FakeIOFuture:
@@ -88,23 +91,42 @@ class FakeCuFile:
         self.num_under_way += 1
         return FakeIOFuture(self.kvikio.pool.submit(self._write, shown["data"][0], size, file_offset))
 
+    def pread(self, buf: object, size: int, file_offset: int, task_size: int) -> FakeIOFuture:
+        assert task_size > 0
+        shown = buf.__cuda_array_interface__  # type: ignore[attr-defined]
+        assert (shown["typestr"], shown["shape"], shown["version"]) == ("|u1", (size,), 3)
+        self.num_under_way += 1
+        return FakeIOFuture(self.kvikio.pool.submit(self._read, shown["data"][0], size, file_offset))
+
     def _write(self, address: int, size: int, offset: int) -> int:
+        with self._io("pwrite"):
+            count = os.pwrite(self.fd, ctypes.string_at(address, size - self.kvikio.short_bytes), offset)
+            self.kvikio.events.append(f"write {offset}")
+            return count
+
+    def _read(self, address: int, size: int, offset: int) -> int:
+        with self._io("pread"):
+            found = os.pread(self.fd, size - self.kvikio.short_bytes, offset)
+            ctypes.memmove(address, found, len(found))
+            self.kvikio.events.append(f"read {offset}")
+            return len(found)
+
+    @contextlib.contextmanager
+    def _io(self, name: str) -> Iterator[None]:
         self.kvikio.begun.set()
         assert self.kvikio.gate.wait(TIMEOUT_S)
         try:
             if self.kvikio.failure is not None:
                 raise RuntimeError(self.kvikio.failure)
-            count = os.pwrite(self.fd, ctypes.string_at(address, size - self.kvikio.short_bytes), offset)
-            self.kvikio.events.append(f"write {offset}")
-            return count
+            yield
         except OSError as exc:
-            raise RuntimeError(f"KvikIO failure at: posix_io.hpp:85: POSIX error on pwrite: {exc.strerror}") from None
+            raise RuntimeError(f"KvikIO failure at: posix_io.hpp:85: POSIX error on {name}: {exc.strerror}") from None
         finally:
             self.num_under_way -= 1
 
     def close(self) -> None:
         if self.num_under_way:
-            self.kvikio.faults.append("a file was closed under a write")
+            self.kvikio.faults.append("a file was closed under a write or a read")
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -116,6 +138,9 @@ class FakeIOFuture:
 
     def __init__(self, future: Future[int]) -> None:
         self._futures = [future]
+
+    def done(self) -> bool:
+        return self._futures[0].done()
 
     def get(self) -> int:
         return self._futures.pop().result(TIMEOUT_S)
