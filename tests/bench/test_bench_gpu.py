@@ -103,6 +103,8 @@ def test_interference(tmp_path: Path) -> None:
         assert case["num_saves"] >= 1
         assert case["quiet_p50_s"] <= case["quiet_p99_s"]
         assert case["mode"] in case["snapshot"]
+        assert case["num_chunks"] > 1
+    assert {case["chunk_mib"] for case in found["cases"] if case["loop"] == "Python"} == {None, 64}
 
 
 @pytest.mark.gpu
