@@ -36,17 +36,17 @@ from .rig import TimeBudget, arguments, print_table, require_cuda, say, write_re
 BOUND = 0.02
 LIMITED_BYTES_PER_S = 5e9
 CODECS = ("rans", "ans", "zstd", "auto")
-CHUNK_MIB, LARGE_CHUNK_MIB = 64, 256
-CASES: tuple[tuple[str, float, SnapshotMode, str, int], ...] = (
-    *(("GPU", LIMITED_BYTES_PER_S, "device", codec, CHUNK_MIB) for codec in CODECS),
-    ("Python", LIMITED_BYTES_PER_S, "device", "rans", CHUNK_MIB),
-    ("Python", LIMITED_BYTES_PER_S, "device", "rans", LARGE_CHUNK_MIB),
-    ("Python", LIMITED_BYTES_PER_S, "device", "auto", CHUNK_MIB),
-    *(("GPU", LIMITED_BYTES_PER_S, "lazy", codec, CHUNK_MIB) for codec in ("rans", "ans")),
-    ("GPU", math.inf, "device", "rans", CHUNK_MIB),
-    ("GPU", math.inf, "lazy", "ans", CHUNK_MIB),
+SHORT_CHUNK_MIB = 64
+CASES: tuple[tuple[str, float, SnapshotMode, str, int | None], ...] = (
+    *(("GPU", LIMITED_BYTES_PER_S, "device", codec, None) for codec in CODECS),
+    ("Python", LIMITED_BYTES_PER_S, "device", "rans", None),
+    ("Python", LIMITED_BYTES_PER_S, "device", "rans", SHORT_CHUNK_MIB),
+    ("Python", LIMITED_BYTES_PER_S, "device", "auto", None),
+    *(("GPU", LIMITED_BYTES_PER_S, "lazy", codec, None) for codec in ("rans", "ans")),
+    ("GPU", math.inf, "device", "rans", None),
+    ("GPU", math.inf, "lazy", "ans", None),
 )
-"""What bounds the loop, the sink's rate, snapshot mode, codec, and MiB of a chunk."""
+"""What bounds the loop, the sink's rate, snapshot mode, codec, and MiB of a chunk; None: the engine's default."""
 LEAST_STEP_S = 0.05
 MAX_BATCH = 256
 NUM_WARM_UPS = 2
@@ -112,10 +112,11 @@ def measure(training: Training, batch: int, num_saves: int, budget: TimeBudget) 
     """Yield case after case."""
     for i, (loop, bytes_per_s, mode, codec, chunk_mib) in enumerate(CASES):
         chosen = batch if loop == "GPU" else 1
+        chunk_bytes = None if chunk_mib is None else chunk_mib << 20
         with (
             closing(SinkStore(bytes_per_s=bytes_per_s, name=f"{mode}-{codec}")) as store,
             tidegate.CheckpointEngine(
-                store, codec=codec, snapshot=mode, chunk_bytes=chunk_mib << 20, keep_last=1
+                store, codec=codec, snapshot=mode, chunk_bytes=chunk_bytes, keep_last=1
             ) as engine,
         ):
             engine.attach(training.optimizer)
@@ -130,7 +131,7 @@ def main() -> None:
     batch = 4 if args.tiny else find_batch(training)
     cases: list[Case] = []
     for case in measure(training, batch, 1 if args.tiny else 4, TimeBudget(args.seconds or DEFAULT_SECONDS)):
-        say(f"{case.loop}, {case.mode}, {case.codec}, {case.chunk_mib} MiB")
+        say(f"{case.loop}, {case.mode}, {case.codec}, {case.chunk}")
         print_table(HEAD, [case.cells()])
         cases.append(case)
         limited = [c for c in cases if c.bytes_per_s is not None]
@@ -149,7 +150,7 @@ def plot(path: Path, cases: list[Case]) -> None:
     """The cost by codec, mode and sink."""
 
     def way(c: Case) -> str:
-        return f"{c.loop}, {c.mode}, {c.chunk_mib} MiB, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
+        return f"{c.loop}, {c.mode}, {c.chunk}, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
 
     costs = {(way(c), c.codec): 100 * c.cost for c in cases}
     names, codecs = (list(dict.fromkeys(key[i] for key in costs)) for i in (0, 1))

@@ -10,7 +10,8 @@ import tidegate
 
 HEAD: tuple[str, ...] = (
     "loop",
-    "MiB",
+    "chunk",
+    "chunks",
     "sink GB/s",
     "mode",
     "codec",
@@ -54,7 +55,8 @@ class Case:
 
     loop: str
     batch: int
-    chunk_mib: int
+    chunk_mib: int | None
+    num_chunks: int
     bytes_per_s: float | None
     mode: str
     codec: str
@@ -75,6 +77,11 @@ class Case:
     snapshot: str
     notes: tuple[str, ...]
 
+    @property
+    def chunk(self) -> str:
+        """How long a chunk was to be, for people."""
+        return "default chunks" if self.chunk_mib is None else f"{self.chunk_mib} MiB"
+
     def cells(self) -> tuple[object, ...]:
         """For the table."""
         means = (self.quiet_mean_s, self.saving_mean_s, self.saving_p50_s, self.saving_p99_s)
@@ -84,7 +91,8 @@ class Case:
         milliseconds = [1e3 * value for value in means + rest]
         return (
             self.loop,
-            self.chunk_mib,
+            self.chunk,
+            self.num_chunks,
             rate,
             self.mode,
             self.codec,
@@ -95,7 +103,9 @@ class Case:
         )
 
 
-def summed_up(phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: str, codec: str, chunk_mib: int) -> Case:
+def summed_up(
+    phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: str, codec: str, chunk_mib: int | None
+) -> Case:
     """Pool the phases of one case."""
     quiet = [value for phase in phases.quiet_s for value in phase]
     saving = [value for phase in phases.saving_s for value in phase]
@@ -104,6 +114,7 @@ def summed_up(phases: Phases, loop: str, batch: int, bytes_per_s: float, mode: s
         loop=loop,
         batch=batch,
         chunk_mib=chunk_mib,
+        num_chunks=sum(total.num_frames for total in phases.reports[-1].by_codec.values()),
         bytes_per_s=bytes_per_s if math.isfinite(bytes_per_s) else None,
         mode=mode,
         codec=codec,

@@ -10,8 +10,8 @@ or by a store in another process that gets them through shared memory (its paren
     core = time that it waited for a core / time: server, sender and loop share the cores of one machine
     rate = counts a second beside the upload / counts a second alone
 
-The kernel counts the first two (/proc/self/task/*/schedstat): waiting for the interpreter's lock is all that the loop
-could wait for otherwise.
+The kernel counts what the first two follow from: waiting for the interpreter's lock is all that the loop could wait for
+otherwise (counting.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import tidegate
 from tests.kit.slow_s3 import SlowS3
 from tidegate.storage import S3Options, S3Store
 
-from .counting import COUNTS_A_LOOK, count_for
+from .counting import Counted, count_for, count_until
 from .plots import beside, grouped_bars
 from .rig import TimeBudget, arguments, print_table, say, write_results
 from .s3_process import ProcessUpload
@@ -77,33 +77,19 @@ class Case:
         return (self.sender, self.rate, self.lock, self.core, self.loop, *speeds, len(self.rounds))
 
 
-def scheduled_s() -> tuple[float, float]:
-    """Seconds that this thread has run, and that it has waited for a core."""
-    fields = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()
-    return int(fields[0]) / 1e9, int(fields[1]) / 1e9
-
-
-def count_beside(upload: Upload, seconds: float) -> tuple[float, float, float, float]:
+def count_beside(upload: Upload, seconds: float) -> tuple[Counted, float]:
     """Count beside uploads, for at least so long.
 
     Returns:
-        The shares of time without the lock and without a core, counts a second, and seconds of the median upload.
+        What was counted, and seconds of the median upload.
     """
-    count, counted_s, ran_s, waited_s = 0, 0.0, 0.0, 0.0
+    counted = Counted()
     took_s = []
-    while counted_s < seconds:
-        is_done = upload()
-        start_s, (ran, waited) = time.perf_counter(), scheduled_s()
-        while not is_done.is_set():
-            for _ in range(COUNTS_A_LOOK):
-                count += 1
-        (ran_end, waited_end), end_s = scheduled_s(), time.perf_counter()
-        took_s.append(end_s - start_s)
-        counted_s += took_s[-1]
-        ran_s += ran_end - ran
-        waited_s += waited_end - waited
-    lock = max(0.0, 1 - (ran_s + waited_s) / counted_s)
-    return lock, waited_s / counted_s, count / counted_s, statistics.median(took_s)
+    while counted.wall_s < seconds:
+        one = count_until(upload().is_set)
+        took_s.append(one.wall_s)
+        counted += one
+    return counted, statistics.median(took_s)
 
 
 def round_of(upload: Upload, num_bytes: int, seconds: float) -> Round:
@@ -111,10 +97,11 @@ def round_of(upload: Upload, num_bytes: int, seconds: float) -> Round:
     start_s = time.perf_counter()
     upload().wait()
     idle_s = time.perf_counter() - start_s
-    before_per_s = count_for(seconds / 4)
-    lock, core, beside_per_s, busy_s = count_beside(upload, seconds)
-    alone_per_s = (before_per_s + count_for(seconds / 4)) / 2
-    return Round(lock, core, beside_per_s / alone_per_s, num_bytes / idle_s, num_bytes / busy_s)
+    alone = count_for(seconds / 4)
+    beside, busy_s = count_beside(upload, seconds)
+    alone += count_for(seconds / 4)
+    loop = beside.per_s / alone.per_s
+    return Round(max(0.0, beside.lock), beside.core, loop, num_bytes / idle_s, num_bytes / busy_s)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tidegate.storage.device_file import load_kvikio
 from tidegate.storage.errors import StorageError
 from tidegate.storage.local import LocalStore
 
-from .counting import COUNTS_A_LOOK, count_for
+from .counting import count_for, count_until
 from .plots import bars, beside
 from .rig import TimeBudget, Times, arguments, print_table, say, write_results
 from .write_ways import MIB, Source, Way, all_ways, make_source, plain_loop
@@ -70,15 +70,10 @@ def count_beside(way: Way) -> tuple[float, float]:
     """Count while another thread writes; return the seconds that it took, and counts a second."""
     took: list[float] = []
     thread = threading.Thread(target=lambda: took.append(way()))
-    count = 0
-    start_s = time.perf_counter()
     thread.start()
-    while thread.is_alive():
-        for _ in range(COUNTS_A_LOOK):
-            count += 1
-    per_s = count / (time.perf_counter() - start_s)
+    counted = count_until(lambda: not thread.is_alive())
     thread.join()
-    return took[0], per_s
+    return took[0], counted.per_s
 
 
 def best_pieces(folder: Path, source: Source, num_bytes: int) -> dict[int, int]:
@@ -105,7 +100,7 @@ def measure(ways: dict[str, Way], num: int, budget: TimeBudget) -> dict[str, Ser
         for name, way in ways.items():
             seconds = way()
             if name in BESIDE:
-                alone_per_s = count_for(seconds)
+                alone_per_s = count_for(seconds).per_s
                 beside_s, beside_per_s = count_beside(way)
             if i > 0:
                 found[name].seconds.append(seconds)

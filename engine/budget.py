@@ -24,8 +24,8 @@ class ByteBudget:
         self, limit_bytes: int, *, high: float = 0.9, low: float = 0.7, max_count: int | None = None
     ) -> None:
         self.limit_bytes = limit_bytes
-        self._high_bytes = int(limit_bytes * high)
-        self._low_bytes = int(limit_bytes * low)
+        self._high = high
+        self._low = low
         self._max_count = max_count
         self._count = 0
         self._in_use = 0
@@ -45,6 +45,12 @@ class ByteBudget:
     def num_throttles(self) -> int:
         """How often a request has had to wait: for the low watermark, or for one of those in flight to end."""
         return self._num_throttles
+
+    def resize(self, limit_bytes: int) -> None:
+        """Change the limit. What is in flight stays so, be it more."""
+        with self._changed:
+            self.limit_bytes = limit_bytes
+            self._changed.notify_all()
 
     def take_peak(self) -> int:
         """Return the most bytes in flight since the last call."""
@@ -103,7 +109,7 @@ class ByteBudget:
             return False
         if self._max_count is not None and self._count >= self._max_count:
             return True
-        if self._throttled and self._in_use > self._low_bytes:
+        if self._throttled and self._in_use > int(self.limit_bytes * self._low):
             return True
-        self._throttled = self._in_use + num_bytes > self._high_bytes
+        self._throttled = self._in_use + num_bytes > int(self.limit_bytes * self._high)
         return self._throttled

@@ -61,16 +61,22 @@ class BufferPool:
     Args:
         budget: Counts the bytes on loan.
         unit_bytes: The usual size, that of a whole chunk's frame. Requests for more than half of it get one of these.
+            There may be more such sizes: see `add_unit`.
         pin: Page-lock the buffers, so that copies to and from a GPU run at full speed and without the host.
     """
 
     def __init__(self, budget: ByteBudget, unit_bytes: int, *, pin: bool = False) -> None:
         self.budget = budget
-        self._unit_bytes = unit_bytes
+        self._units: tuple[int, ...] = (unit_bytes,)
         self._pin = pin
         self._idle: dict[int, list[HostBuffer]] = {}
         self._idle_bytes = 0
         self._lock = threading.RLock()
+
+    def add_unit(self, unit_bytes: int) -> None:
+        """Add a usual size, for requests that the smaller ones do not hold."""
+        with self._lock:
+            self._units = tuple(sorted({*self._units, unit_bytes}))
 
     def pin_from_now_on(self) -> None:
         """Page-lock buffers that are allocated from now on; idle ones are freed."""
@@ -114,11 +120,12 @@ class BufferPool:
             self._idle_bytes = 0
 
     def _size_class(self, num_bytes: int) -> int:
-        if num_bytes > self._unit_bytes:
+        unit_bytes = next((unit for unit in self._units if num_bytes <= unit), None)
+        if unit_bytes is None:
             return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if num_bytes > self._unit_bytes // 2:
-            return self._unit_bytes
-        return min(self._unit_bytes, max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()))
+        if num_bytes > unit_bytes // 2:
+            return unit_bytes
+        return min(unit_bytes, max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()))
 
     def _lend(self, capacity: int) -> HostBuffer:
         with self._lock:

@@ -32,7 +32,7 @@ def state_to_root(state: object, root: str | os.PathLike[str], *, step: int, cod
     store = open_root(root)
     resources = Resources(_options(codec))
     try:
-        planned = plan_table(table, resources.chunk_bytes)
+        planned = plan_table(table, resources.sizes_for(table))
         job = SaveJob(step, table, planned.plan, {}, resources.wake, chunk_order=planned.chunk_order)
         stage_in_place(job)
         write_checkpoint(job, store, resources, overwrite=False)

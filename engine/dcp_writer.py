@@ -76,7 +76,7 @@ class TidegateWriter(StorageWriter):
         codec: As for `CheckpointEngine`, but "auto" is "zstd".
         overwrite: Replace the step if it is committed.
         metadata: JSON to keep in the manifest; the coordinator's counts.
-        chunk_bytes: The pipeline's unit.
+        chunk_bytes: The pipeline's unit; None: as for `CheckpointEngine`.
         host_budget_bytes: The most host memory for frames in flight; None: half of what is available.
         keep_last: How many of the newest checkpoints stay after a commit; None: all.
         rank_deadline_s: How long a rank may take to write; then the save has failed on all.
@@ -94,7 +94,7 @@ class TidegateWriter(StorageWriter):
         codec: str = "auto",
         overwrite: bool = False,
         metadata: Mapping[str, JSON] | None = None,
-        chunk_bytes: int = 64 << 20,
+        chunk_bytes: int | None = None,
         host_budget_bytes: int | None = None,
         keep_last: int | None = None,
         rank_deadline_s: float = 1800.0,

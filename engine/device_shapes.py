@@ -10,6 +10,7 @@ import torch
 from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.registry import needs_gpu
 
+from .chunk_sizes import HOST_CHUNK_BYTES
 from .delta_save import RESIDUALS_BY_RANS
 
 PORTABLE_CODEC = "zstd"
@@ -19,7 +20,7 @@ AUTO_CODECS = ("rans", "zstd", "ans", "raw")
 SMALL_CHUNK_BYTES = 64 << 10
 """Below it rans gains nothing on the CPU: a chunk costs it 0.7 ms whatever its length, and a table 100 bytes."""
 
-_CHUNKS_TO_VERIFY = 7
+CHUNKS_TO_VERIFY = 7
 """Decoding takes a chunk of output, one of planes and, of nvCOMP's Zstd, 3.1 for scratch; comparing takes one more."""
 
 _DIGEST_BYTES = 1 << 18
@@ -76,7 +77,7 @@ def device_codecs_of(
     from tidegate.codec.availability import unavailable_reason
     from tidegate.codec.device import DEVICE_CODEC_NUMBERS, device_encoder_bytes
 
-    names: tuple[str, ...] = AUTO_CODECS if codec == "auto" else (codec,)
+    names = _names_of(codec)
     if portable:  # what may be the base of a difference is decoded on the CPU
         names = tuple(name for name in names if not needs_gpu(name))
     found, reasons = [], []
@@ -95,6 +96,29 @@ def device_codecs_of(
         else:
             reasons.append(reason)
     return tuple(found), "" if found else reasons[0]
+
+
+def may_have_encoder(codec: str, device: torch.device) -> bool:
+    """Say whether a device is likely to encode what the user asked for. Tries nothing, so it can still turn out not to.
+
+    Loads what a snapshot or an encoder of such chunks needs in any case: kernels, and nvCOMP for codecs of its own.
+    """
+    from tidegate.codec.device import DEVICE_CODEC_NUMBERS, device_encoder_bytes
+    from tidegate.codec.kernels import indexed, kernels_of
+
+    name = _names_of(codec)[0]
+    if name not in DEVICE_CODEC_NUMBERS:
+        return False
+    try:
+        kernels_of(indexed(device))
+        device_encoder_bytes((name,), HOST_CHUNK_BYTES, 1, device=device)
+    except CodecUnavailableError:
+        return False
+    return True
+
+
+def _names_of(codec: str) -> tuple[str, ...]:
+    return AUTO_CODECS if codec == "auto" else (codec,)
 
 
 def device_shapes(
@@ -116,7 +140,7 @@ def device_shapes(
             names = with_residual_codecs(codecs) if deltas else codecs
             lane_bytes = device_encoder_bytes(names, chunk_bytes, num_slots, device=device)
             slot_bytes = (1 + deltas) * chunk_bytes + deltas * _DIGEST_BYTES
-            num_bytes = num_lanes * (lane_bytes + num_slots * slot_bytes) + verify * _CHUNKS_TO_VERIFY * chunk_bytes
+            num_bytes = num_lanes * (lane_bytes + num_slots * slot_bytes) + verify * CHUNKS_TO_VERIFY * chunk_bytes
             yield DeviceShape(codecs, num_lanes, num_slots, num_bytes)
         going = next((name for name in _FIRST_TO_GO if name in codecs and len(codecs) > 1), None)
         codecs = tuple(name for name in codecs if name != going) if going else ()

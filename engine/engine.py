@@ -58,7 +58,10 @@ class CheckpointEngine:
             shortest, and takes "zstd" for those of the CPU. "rans", "zstd", "raw" and "deflate" decode on every
             machine, "ans" and nvCOMP's other codecs ("gdeflate", "lz4", "bitcomp", "cascaded") on NVIDIA GPUs only.
         snapshot: How the state is staged: "host", "device", "lazy", or "auto", the first that fits (snapshot.py).
-        chunk_bytes: The pipeline's unit; a multiple of 4,096. Made smaller where the host budget asks for it.
+        chunk_bytes: The pipeline's unit; a multiple of 4,096. None: 64 MiB of tensors in host memory; of CUDA tensors
+            1/512 of the smallest GPU that this process sees, or of the device budget, as a power of two from 64 to 256
+            MiB, less where a GPU has no room for an encoder of so much; with `delta` 64 MiB of all. Made smaller where
+            the host budget asks for it, what None gives CUDA tensors first.
         device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some
             headroom.
         host_budget_bytes: The most host memory for copies and frames in flight; None: half of what is available.
@@ -96,7 +99,7 @@ class CheckpointEngine:
         *,
         codec: str = "auto",
         snapshot: SnapshotMode = "auto",
-        chunk_bytes: int = 64 << 20,
+        chunk_bytes: int | None = None,
         device_budget_bytes: int | None = None,
         host_budget_bytes: int | None = None,
         watermarks: tuple[float, float] = (0.9, 0.7),

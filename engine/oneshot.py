@@ -29,7 +29,12 @@ _NO_STEP = -1
 
 
 def save(
-    state: object, path_or_url: str | os.PathLike[str], *, codec: str = "auto", derive: DeriveOption = True
+    state: object,
+    path_or_url: str | os.PathLike[str],
+    *,
+    codec: str = "auto",
+    derive: DeriveOption = True,
+    chunk_bytes: int | None = None,
 ) -> SaveReport:
     """Save a state as one self-contained object. Blocks until it is durable.
 
@@ -41,6 +46,7 @@ def save(
         path_or_url: A file, such as "model.tg", or a URL, such as "s3://bucket/run/model.tg".
         codec: As for `CheckpointEngine`, but "auto" is "zstd": a file that stands alone should open on every machine.
         derive: As for `CheckpointEngine`.
+        chunk_bytes: As for `CheckpointEngine`.
 
     Returns:
         Sizes and times of the save.
@@ -50,11 +56,11 @@ def save(
         SaveError: Nothing was replaced; on S3 it still may be, by the new state as a whole, where the server takes up a
             request after the deadline by which it gave no answer.
     """
-    options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec, derive=derive)
+    options = Options(codec=PORTABLE_CODEC if codec == "auto" else codec, derive=derive, chunk_bytes=chunk_bytes)
     table = describe(state)
     resources = Resources(options)
     try:
-        planned = plan_table(table, resources.chunk_bytes, find_pairs(table, derive))
+        planned = plan_table(table, resources.sizes_for(table), find_pairs(table, derive))
         job = SaveJob(
             _NO_STEP, table, planned.plan, {}, resources.wake,
             chunk_order=planned.chunk_order, derived=DerivedChunks(planned.candidates),

@@ -11,6 +11,7 @@ from tidegate.codec.base import frame_bound_bytes
 from tidegate.codec.errors import UnknownCodecError
 from tidegate.codec.registry import codec_named, codec_names, needs_gpu
 
+from .chunk_sizes import HOST_CHUNK_BYTES, ChunkSizes
 from .delta import DeltaPolicy
 from .errors import ConfigError
 from .pairs import DeriveOption
@@ -23,6 +24,8 @@ OnBusy = Literal["wait", "skip", "error"]
 _CHUNK_STEP_BYTES = 64 << 10
 _NUM_QUEUED_WRITES = 3
 _NUM_STAGED = 2
+_NUM_DEVICE_OUTPUTS = 5
+"""Frames of CUDA chunks: as many as the largest encoder has in flight (device_shapes), and one that is written."""
 _DELTA_BUFFERS = 3
 _KEPT_SHARE = 4
 
@@ -33,7 +36,7 @@ class Options:
 
     codec: str = "auto"
     snapshot: SnapshotMode = "auto"
-    chunk_bytes: int = 64 << 20
+    chunk_bytes: int | None = None
     device_budget_bytes: int | None = None
     host_budget_bytes: int | None = None
     watermarks: tuple[float, float] = (0.9, 0.7)
@@ -52,12 +55,8 @@ class Options:
         _check_choice("snapshot", self.snapshot, SNAPSHOT_MODES)
         _check_choice("verify", self.verify, ("checksum", "decode"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip", "error"))
-        _check_count("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES)
-        if self.chunk_bytes > MAX_CHUNK_BYTES or self.chunk_bytes % 4096:
-            raise ConfigError(
-                f"chunk_bytes is {self.chunk_bytes}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to "
-                f"{MAX_CHUNK_BYTES:,}"
-            )
+        if self.chunk_bytes is not None:
+            _check_chunk_bytes(self.chunk_bytes)
         for name in ("device_budget_bytes", "host_budget_bytes"):
             value = getattr(self, name)
             if value is not None:
@@ -104,7 +103,7 @@ class HostShares:
     """How the host budget is split. Frames have a share of their own, so that staged chunks can always be encoded.
 
     Attributes:
-        chunk_bytes: The option, made smaller where the budget would not hold enough chunks of it.
+        sizes: The longest chunks, made shorter where the budget would not hold enough of them.
         staging_bytes: For chunks that are copied at the call.
         output_bytes: For frames being encoded or written.
         num_outputs: How many of those there may be, however small.
@@ -112,7 +111,7 @@ class HostShares:
         kept_bytes: For copies of the last checkpoint's chunks.
     """
 
-    chunk_bytes: int
+    sizes: ChunkSizes
     staging_bytes: int
     output_bytes: int
     num_outputs: int
@@ -129,23 +128,55 @@ def kept_device_bytes(delta: DeltaPolicy | None, room_bytes: int) -> int:
     return room_bytes // _KEPT_SHARE
 
 
-def split_host_budget(options: Options) -> HostShares:
-    """Divide the host budget between staging and frames."""
+def split_host_budget(options: Options, available_bytes: int, device_bytes: int = 0) -> HostShares:
+    """Divide the host budget between staging and frames.
+
+    Chunks of CUDA tensors that it would not hold enough of become shorter first, down to those of host memory; only
+    then all do.
+
+    Args:
+        options: The engine's.
+        available_bytes: Host memory that can be had: half of it is the budget where the user has set none.
+        device_bytes: The longest chunk of CUDA tensors where the user has not said; 0: there are none yet.
+    """
+    wanted_bytes = options.chunk_bytes or HOST_CHUNK_BYTES
     num_outputs = options.num_encode_threads + _NUM_QUEUED_WRITES
     num_deltas = _DELTA_BUFFERS * options.num_encode_threads if options.delta is not None else 0
     num_units = num_outputs + _NUM_STAGED + num_deltas
     budget_bytes = options.host_budget_bytes
     if budget_bytes is None:
-        budget_bytes = max(available_host_bytes() // 2, num_units * frame_bound_bytes(options.chunk_bytes))
+        budget_bytes = max(available_bytes // 2, num_units * frame_bound_bytes(wanted_bytes))
     kept_bytes = _kept_bytes(options.delta, budget_bytes)
     budget_bytes -= kept_bytes if options.delta is not None and options.delta.keep_bytes is None else 0
     high = options.watermarks[0]
     largest = int(budget_bytes * high) // num_units - frame_bound_bytes(0)
-    chunk_bytes = min(options.chunk_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))
-    output_bytes = int(num_outputs * frame_bound_bytes(chunk_bytes) / high) + 1
-    delta_bytes = num_deltas * frame_bound_bytes(chunk_bytes)
-    staging_bytes = max(budget_bytes - output_bytes - delta_bytes, frame_bound_bytes(chunk_bytes))
-    return HostShares(chunk_bytes, staging_bytes, output_bytes, num_outputs, delta_bytes, kept_bytes)
+    host_bytes = min(wanted_bytes, max(MIN_CHUNK_BYTES, largest // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES))
+    delta_bytes = num_deltas * frame_bound_bytes(host_bytes)
+    sizes = ChunkSizes(host_bytes, host_bytes)
+    if options.chunk_bytes is None and options.delta is None:  # with deltas: see Resources
+        sizes = _with_room(ChunkSizes(host_bytes, max(host_bytes, device_bytes)), num_outputs, int(budget_bytes * high))
+    unit_bytes = frame_bound_bytes(sizes.device_bytes)
+    output_bytes = int(_outputs_bytes(sizes, num_outputs) / high) + 1
+    staging_bytes = max(budget_bytes - output_bytes - delta_bytes, unit_bytes)
+    return HostShares(sizes, staging_bytes, output_bytes, num_outputs, delta_bytes, kept_bytes)
+
+
+def _with_room(sizes: ChunkSizes, num_outputs: int, room_bytes: int) -> ChunkSizes:
+    """Halve the chunks of CUDA tensors until their buffers have room, or they are as short as those of host memory."""
+    while sizes.device_bytes > sizes.host_bytes:
+        staged_bytes = _NUM_STAGED * frame_bound_bytes(sizes.device_bytes)
+        if _outputs_bytes(sizes, num_outputs) + staged_bytes <= room_bytes:
+            break
+        sizes = ChunkSizes(sizes.host_bytes, max(sizes.host_bytes, sizes.device_bytes // 2))
+    return sizes
+
+
+def _outputs_bytes(sizes: ChunkSizes, num_outputs: int) -> int:
+    """Host memory for frames. Those of longer chunks are fewer: a GPU has few in flight, whatever the CPU's cores."""
+    host_bytes = num_outputs * frame_bound_bytes(sizes.host_bytes)
+    if sizes.device_bytes == sizes.host_bytes:
+        return host_bytes
+    return max(host_bytes, _NUM_DEVICE_OUTPUTS * frame_bound_bytes(sizes.device_bytes))
 
 
 def _kept_bytes(policy: DeltaPolicy | None, budget_bytes: int) -> int:
@@ -183,6 +214,14 @@ def _check_codec(name: str) -> None:
     except UnknownCodecError as exc:
         why = str(exc) if name.startswith("planes:") else f"choose one of auto, {', '.join(codec_names())}"
         raise ConfigError(f"codec is {name!r}; {why}") from exc
+
+
+def _check_chunk_bytes(value: int) -> None:
+    _check_count("chunk_bytes", value, MIN_CHUNK_BYTES)
+    if value > MAX_CHUNK_BYTES or value % 4096:
+        raise ConfigError(
+            f"chunk_bytes is {value}; give a multiple of 4,096 from {MIN_CHUNK_BYTES:,} to {MAX_CHUNK_BYTES:,}, or None"
+        )
 
 
 def _check_count(name: str, value: int, minimum: int) -> None:

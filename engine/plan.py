@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tidegate.codec.words import WordType
 
+from .chunk_sizes import ChunkSizes
+
 MIN_CHUNK_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 30
 _SMALL_CHUNK_BYTES = 4 << 20
@@ -50,11 +52,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """The chunks of a save, in the order of their extents."""
+    """The chunks of a save, in the order of their extents, and the sizes that were asked for."""
 
     chunks: tuple[Chunk, ...]
     raw_bytes: int
-    chunk_bytes: int
+    sizes: ChunkSizes
 
 
 def plan_save(
@@ -62,9 +64,9 @@ def plan_save(
     extent_words: Sequence[WordType],
     extent_devices: Sequence[str],
     extent_roles: Sequence[str],
-    chunk_bytes: int,
+    sizes: ChunkSizes,
 ) -> SavePlan:
-    """Cut extents into chunks of at most `chunk_bytes`, less where the state is small, so that its stages overlap too.
+    """Cut extents into chunks of at most their device's size, less where the state is small: its stages overlap too.
 
     An extent longer than a chunk is cut into pieces; shorter neighbours of one word type, role and device share one.
     Empty extents need no bytes and may lie in any chunk or in none.
@@ -74,10 +76,11 @@ def plan_save(
         extent_words: Word type of each extent.
         extent_devices: Device of each extent, such as "cpu" or "cuda:0".
         extent_roles: Role of each extent, such as "exp_avg"; values of one role compress alike.
-        chunk_bytes: The longest chunk; a multiple of 4,096.
+        sizes: The longest chunks.
     """
     raw_bytes = sum(extent_bytes)
-    chunk_bytes = min(chunk_bytes, max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
+    capped = sizes.capped(max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
+    limits = {device: capped.on(device) for device in set(extent_devices)}
     groups = list(zip(extent_words, extent_devices, extent_roles, strict=True))
     chunks: list[Chunk] = []
     first = 0
@@ -90,6 +93,7 @@ def plan_save(
         first, filled = end, 0
 
     for i, num_bytes in enumerate(extent_bytes):
+        chunk_bytes = limits[extent_devices[i]]
         if (i > first and groups[i] != groups[i - 1]) or filled + num_bytes > chunk_bytes:
             flush(i)
         if num_bytes > chunk_bytes:
@@ -100,4 +104,4 @@ def plan_save(
         else:
             filled += num_bytes
     flush(len(extent_bytes))
-    return SavePlan(tuple(chunks), raw_bytes, chunk_bytes)
+    return SavePlan(tuple(chunks), raw_bytes, sizes)

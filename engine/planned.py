@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from .chunk_sizes import ChunkSizes
 from .derived import Candidates, Pair, find_candidates
 from .plan import Chunk, SavePlan, plan_save
 from .table import StateTable
@@ -36,11 +37,11 @@ class PlanCache:
     """Plans states; remembers the last. Used by the training thread alone.
 
     Args:
-        chunk_bytes: The longest chunk; a multiple of 4,096.
+        sizes_for: Tells the longest chunks of a state; asked at each call, as they may become shorter.
     """
 
-    def __init__(self, chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
+    def __init__(self, sizes_for: Callable[[StateTable], ChunkSizes]) -> None:
+        self._sizes_for = sizes_for
         self._key: tuple[int, bytes] | None = None
         self._pairs: Mapping[int, Pair] = {}
         self._planned: Planned | None = None
@@ -52,9 +53,10 @@ class PlanCache:
             table: The state.
             pairs: Which of its extents may follow from others.
         """
+        sizes = self._sizes_for(table)
         is_same = self._pairs is pairs and self._key is not None and self._is_same(table, self._key)
-        if self._planned is None or not is_same:
-            self._planned = plan_table(table, self._chunk_bytes, pairs)
+        if self._planned is None or not is_same or self._planned.plan.sizes != sizes:
+            self._planned = plan_table(table, sizes, pairs)
         self._key, self._pairs = (table.extents_id, table.signature), pairs
         return self._planned
 
@@ -63,21 +65,21 @@ class PlanCache:
         return table.extents_id == key[0] or table.signature == key[1]
 
 
-def plan_table(table: StateTable, chunk_bytes: int, pairs: Mapping[int, Pair] | None = None) -> Planned:
+def plan_table(table: StateTable, sizes: ChunkSizes, pairs: Mapping[int, Pair] | None = None) -> Planned:
     """Plan a state, and mix its chunks of a device so that those of every word type and role come all along.
 
     Codecs differ in speed from role to role. If all chunks of a slow one came last, the store would idle then.
 
     Args:
         table: The state.
-        chunk_bytes: The longest chunk.
+        sizes: The longest chunks.
         pairs: Which of its extents may follow from others: they get chunks of their own.
     """
     devices = [str(device) for device in table.extent_devices]
     pairs = pairs or {}
     kept = _in_long_runs(table, pairs)
     roles = _roles_apart(table.extent_roles, kept) if kept else table.extent_roles
-    plan = plan_save(table.extent_bytes, table.extent_words, devices, roles, chunk_bytes)
+    plan = plan_save(table.extent_bytes, table.extent_words, devices, roles, sizes)
     groups = [(devices[c.first_extent], c.word, table.extent_roles[c.first_extent]) for c in plan.chunks]
     has_cuda = any(device.type == "cuda" for device in table.extent_devices)
     candidates = find_candidates(plan.chunks, table.extent_bytes, kept)

@@ -29,7 +29,7 @@ class Preparation:
         self._resources = resources
         self._describer = Describer()
         self._pairs = PairFinder(False if with_ranks else True if derive is None else derive)
-        self._plans = PlanCache(resources.chunk_bytes)
+        self._plans = PlanCache(resources.sizes_for)
         self._layouts = LayoutCache()
         self._comparisons = Comparisons()
 

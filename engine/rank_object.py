@@ -43,7 +43,7 @@ def job_in_place(items: Mapping[str, object], step: int, resources: Resources) -
         UnsupportedStateError: A value cannot be saved; names it.
     """
     table = describe(plain_items(items))
-    planned = plan_table(table, resources.chunk_bytes)
+    planned = plan_table(table, resources.sizes_for(table))
     job = SaveJob(step, table, planned.plan, {}, resources.wake, chunk_order=planned.chunk_order)
     job.modes.add("in place")
     resources.prepare(has_cuda=planned.has_cuda)

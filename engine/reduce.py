@@ -52,7 +52,7 @@ def reduce_checkpoint(store: Store, record: CommitRecord, parts: Sequence[str], 
     found = load_state(store, manifest, plan, map_location=None, into=None, part=names)
     state = dict(zip(keys, found.values(), strict=True)) if isinstance(found, dict) else {}
     table = describe(state)
-    planned = plan_table(table, resources.chunk_bytes, find_pairs(table))
+    planned = plan_table(table, resources.sizes_for(table), find_pairs(table))
     job = SaveJob(
         record.step, table, planned.plan, manifest.metadata, resources.wake,
         chunk_order=planned.chunk_order, derived=DerivedChunks(planned.candidates),

@@ -16,9 +16,11 @@ from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
+from .chunk_sizes import ChunkSizes
 from .commit import CommitRecord
 from .delta_save import DeltaSave
 from .deltas import Deltas
+from .device_chunks import choose_device_bytes
 from .device_shapes import (
     SMALL_CHUNK_BYTES,
     DeviceShape,
@@ -30,8 +32,9 @@ from .device_shapes import (
 from .encode import ChunkEncoder, HostEncoder
 from .errors import CodecUnavailableError
 from .job import SaveJob, StagedChunk
-from .options import Options, kept_device_bytes, split_host_budget
+from .options import Options, available_host_bytes, kept_device_bytes, split_host_budget
 from .snapshot import DeviceSnapshot, headroom_bytes
+from .table import StateTable
 
 if TYPE_CHECKING:
     from .side_stream import SideStreamEncoder
@@ -49,9 +52,13 @@ class Resources:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        shares = split_host_budget(options)
-        self.chunk_bytes = shares.chunk_bytes
-        unit_bytes = frame_bound_bytes(shares.chunk_bytes)
+        self._available_bytes = available_host_bytes()
+        shares = split_host_budget(options, self._available_bytes)
+        self._sizes = shares.sizes
+        # A chunk that becomes a residual on the CPU takes three more of its length there, for each thread; so with
+        # deltas chunks stay short.
+        self._is_settled = options.chunk_bytes is not None or options.delta is not None
+        unit_bytes = frame_bound_bytes(shares.sizes.host_bytes)
         high, low = options.watermarks
         self.staging = BufferPool(ByteBudget(shares.staging_bytes, high=high, low=low), unit_bytes)
         outputs = ByteBudget(shares.output_bytes, high=high, low=low, max_count=shares.num_outputs)
@@ -72,6 +79,16 @@ class Resources:
             verify=options.verify == "decode",
             small_codec=codec_named(small_host_codec_name(options.codec)), small_bytes=SMALL_CHUNK_BYTES,
         )  # fmt: skip
+
+    def sizes_for(self, table: StateTable) -> ChunkSizes:
+        """Tell the longest chunks of a state. The first one with CUDA tensors settles what theirs are.
+
+        Called by the thread that stages; they can become shorter after a save whose device had no room for an encoder.
+        """
+        devices = table.extent_devices
+        if not self._is_settled and devices and devices[0].type == "cuda":  # the CPU's come last
+            self._settle(choose_device_bytes(self.options, table))
+        return self._sizes
 
     def encoder_for(self, job: SaveJob, staged: StagedChunk) -> ChunkEncoder:
         """Choose the encoder of a chunk: on the GPU that its tensors are on if that works there, else on the CPU."""
@@ -135,11 +152,22 @@ class Resources:
         self.snapshot.free()
         self._device_encoders.clear()
 
+    def _settle(self, device_bytes: int) -> None:
+        """Make room for chunks of CUDA tensors."""
+        self._is_settled = True
+        shares = split_host_budget(self.options, self._available_bytes, device_bytes)
+        self._sizes = shares.sizes
+        for pool, limit_bytes in ((self.staging, shares.staging_bytes), (self.outputs, shares.output_bytes)):
+            pool.budget.resize(limit_bytes)
+            pool.add_unit(frame_bound_bytes(shares.sizes.device_bytes))
+
     def _snapshot_budget_bytes(self) -> int | None:
         budget_bytes = self.options.device_budget_bytes
         if budget_bytes is None or not torch.cuda.is_available():
             return budget_bytes
-        shapes, _ = self._shapes(torch.device("cuda"), budget_bytes)
+        if not self._is_settled:
+            self._settle(choose_device_bytes(self.options))
+        shapes, _ = self._shapes(torch.device("cuda"), budget_bytes, self._sizes.device_bytes)
         encoder_bytes = next((shape.num_bytes for shape in shapes), 0)  # none: it will be encoded on the CPU
         self._kept_bytes = kept_device_bytes(self.options.delta, budget_bytes - encoder_bytes)
         return budget_bytes - encoder_bytes - self._kept_bytes
@@ -163,17 +191,19 @@ class Resources:
         encoder = self._device_encoders.get(job.table.extent_devices[job.plan.chunks[chunk].first_extent])
         return encoder is not None and encoder.may_take(job, attempt, job.plan.chunks[chunk])
 
-    def _shapes(self, device: torch.device, budget_bytes: int | None) -> tuple[list[DeviceShape], str]:
+    def _shapes(
+        self, device: torch.device, budget_bytes: int | None, chunk_bytes: int
+    ) -> tuple[list[DeviceShape], str]:
         """The encoders that a device and a budget have room for now, largest first; where there are none, why."""
         free_bytes = torch.cuda.mem_get_info(device)[0]
         room_bytes = max(0, free_bytes - headroom_bytes(device)) if budget_bytes is None else budget_bytes
         room_bytes = min(room_bytes, free_bytes)
         codecs, reason = device_codecs_of(
-            self.options.codec, self.chunk_bytes, device, room_bytes, portable=self.options.delta is not None
+            self.options.codec, chunk_bytes, device, room_bytes, portable=self.options.delta is not None
         )
         verify = self.options.verify == "decode"
         deltas = self.options.delta is not None
-        shapes = device_shapes(codecs, self.chunk_bytes, device, verify=verify, deltas=deltas)
+        shapes = device_shapes(codecs, chunk_bytes, device, verify=verify, deltas=deltas)
         fitting = [shape for shape in shapes if shape.num_bytes <= room_bytes]
         return fitting, reason or f"{device} has no room for the {self.options.codec} encoder"
 
@@ -185,17 +215,19 @@ class Resources:
     def _make_device_encoder(self, job: SaveJob, device: torch.device) -> SideStreamEncoder | None:
         from .side_stream import SideStreamEncoder
 
-        shapes, reason = self._shapes(device, self._encoder_budget_bytes())
+        chunk_bytes = max(job.plan.sizes.device_bytes, self._sizes.device_bytes)
+        shapes, reason = self._shapes(device, self._encoder_budget_bytes(), chunk_bytes)
         for shape in shapes:
             try:
                 return SideStreamEncoder(
-                    shape.codecs, self.chunk_bytes, device, self.outputs,
+                    shape.codecs, chunk_bytes, device, self.outputs,
                     num_lanes=shape.num_lanes, num_slots=shape.num_slots, verify=self.options.verify == "decode",
                     kept_bytes=self._bases_bytes(device),
                 )  # fmt: skip
             except torch.OutOfMemoryError:
                 continue
         job.notes.append(f"encoded on the CPU: {reason}")
+        self._sizes = ChunkSizes(self._sizes.host_bytes, self._sizes.host_bytes)  # from the next plan on
         return None
 
 

@@ -48,9 +48,16 @@ def test_gil(tmp_path: Path) -> None:
     assert {case["sink"] for case in found["cases"]} == {"no limit", "5 GB/s", "folder"}
     for case in found["cases"]:
         assert 0 < case["rate"] < 3
+        assert -1 < case["lock"] < 1
+        assert 0 <= case["core"] < 1
+        for name in ("rate", "lock"):
+            low, high = case[f"{name}_quartiles"]
+            assert low <= case[name] <= high
         assert case["speed"] > 0
-        assert case["num_saves"] >= 1
+        assert case["num_saves"] >= len(case["rounds"]) == 2
+        assert case["num_chunks"] >= 1
     assert found["summary"]["worst_rate"] == min(case["rate"] for case in found["cases"])
+    assert found["summary"]["worst_lock"] == max(case["lock"] for case in found["cases"])
 
 
 @pytest.mark.slow
@@ -103,6 +110,8 @@ def test_interference(tmp_path: Path) -> None:
         assert case["num_saves"] >= 1
         assert case["quiet_p50_s"] <= case["quiet_p99_s"]
         assert case["mode"] in case["snapshot"]
+        assert case["num_chunks"] > 1
+    assert {case["chunk_mib"] for case in found["cases"] if case["loop"] == "Python"} == {None, 64}
 
 
 @pytest.mark.gpu

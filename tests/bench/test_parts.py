@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +16,13 @@ from torch.nn import functional
 from bench import plots, rig
 from bench.codec_tables import HEAD, HEAD_WHOLE, Cell, Own, plot, plot_whole, rows_of, summary
 from bench.coding import chunks_of
+from bench.counting import count_for, count_until
 from bench.models import Training, num_bytes, num_zeros
 from bench.networks import SIZES, DenseLM, Experts, MoELM, Size
 from bench.nvcomp_alone import exponent_plane
 from bench.rig import print_table
 from bench.text import read_words
+from bench.turns import quartiles, round_of
 from tidegate.codec.words import WordType
 from tidegate.report import Span
 
@@ -228,3 +232,31 @@ def test_the_exponent_plane_is_the_top_byte_once_the_sign_is_at_the_bottom(word:
     rotated = (values << 1) | (values >> (bits - 1))
     expected = (rotated >> (bits - 8)).astype(np.uint8)
     assert exponent_plane(torch.from_numpy(raw), word).numpy().tobytes() == expected.tobytes()
+
+
+def test_a_loop_that_waits_for_the_lock_is_told_from_one_that_runs() -> None:
+    """The lock is held by a C call that does not give it up, as PyDLL's do not; no clock of a core matters."""
+    usleep = ctypes.PyDLL(None).usleep
+    is_over, turns = threading.Event(), 10
+
+    def hold() -> None:
+        for _ in range(turns):
+            usleep(20_000)
+        is_over.set()
+
+    alone = count_for(0.2)
+    holder = threading.Thread(target=hold)
+    holder.start()
+    counted = count_until(is_over.is_set)
+    holder.join()
+    assert alone.lock < 0.2
+    assert counted.lock > 0.5 > alone.lock + 0.2
+    assert counted.wall_s >= turns * 0.02 * 0.9
+    both = round_of(alone, counted, alone, [1.0])
+    assert both.lock == pytest.approx(counted.lock - alone.lock)
+    assert both.rate < 0.6
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+def test_quartiles_lie_on_both_sides_of_the_median(values: list[float]) -> None:
+    assert quartiles(values) == ((3.0, 3.0) if len(values) == 1 else (2.0, 4.0))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.kit.bits import physical_bytes
 from tests.kit.states import odd_values
 from tidegate.boxes import Boxes, BoxRequest, intersection, range_boxes
+from tidegate.chunk_sizes import ChunkSizes
 from tidegate.plan import Chunk, plan_save
 from tidegate.state import describe
 
@@ -95,7 +96,8 @@ def test_any_box_of_any_tensor(name: str, chunk_bytes: int) -> None:
 def test_small_tensors_that_share_a_chunk() -> None:
     tensors = [torch.full((3, i + 1), float(i)) for i in range(6)]
     table = describe(tensors)
-    plan = plan_save(table.extent_bytes, table.extent_words, ["cpu"] * 6, table.extent_roles, 1 << 20)
+    sizes = ChunkSizes(1 << 20, 1 << 20)
+    plan = plan_save(table.extent_bytes, table.extent_words, ["cpu"] * 6, table.extent_roles, sizes)
     goals = [torch.zeros(2, i + 1) for i in range(6)]
     places = Boxes(table, [BoxRequest(i, ((1, 0), (2, i + 1)), goal) for i, goal in enumerate(goals) if i % 2])
     for chunk in plan.chunks:

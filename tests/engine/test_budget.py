@@ -111,3 +111,46 @@ def test_a_count_bounds_what_is_in_flight_however_small() -> None:
     budget.release(1)
     assert budget.try_acquire(1)
     assert budget.in_use_bytes == 2
+
+
+def test_a_larger_limit_lets_waiters_go_on_and_a_smaller_one_holds_them() -> None:
+    budget = ByteBudget(100, high=0.9, low=0.5)
+    assert budget.try_acquire(80)
+    assert not budget.try_acquire(80)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: done.set() if budget.acquire(80) else None)
+    thread.start()
+    budget.resize(200)
+    assert done.wait(10)
+    thread.join()
+    budget.resize(50)
+    assert budget.in_use_bytes == 160
+    budget.release(80)
+    assert not budget.try_acquire(1), "what is in flight is more than the limit"
+    budget.release(80)
+    assert budget.try_acquire(1)
+
+
+@given(st.lists(st.integers(1, 5 * MB), max_size=20))
+def test_a_pool_of_two_units_wastes_no_more_than_one_of_either(sizes: list[int]) -> None:
+    pool = BufferPool(ByteBudget(64 * MB, high=1.0, low=1.0), MB)
+    pool.add_unit(4 * MB)
+    for size in sizes:
+        buffer = pool.try_acquire(size)
+        assert buffer is not None
+        assert size <= buffer.capacity < max(2 * size, 64 << 10) + 4096
+        assert buffer.capacity in (MB, 4 * MB) or size > 4 * MB or size <= MB // 2 or MB < size <= 2 * MB
+        buffer.release()
+    pool.trim()
+
+
+def test_a_frame_of_a_short_chunk_does_not_get_a_long_buffer() -> None:
+    """A frame is longer than its chunk by a header: where units are a power of two and that, either gets its own."""
+    units = [size + 4096 for size in (MB, 4 * MB)]
+    pool = BufferPool(ByteBudget(64 * MB), units[0])
+    pool.add_unit(units[1])
+    for unit in units:
+        buffer = pool.try_acquire(unit)
+        assert buffer is not None
+        assert buffer.capacity == unit
+        buffer.release()

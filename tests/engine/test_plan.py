@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.chunk_sizes import ChunkSizes
 from tidegate.codec.words import WordType
 from tidegate.plan import plan_save
 
 CHUNK = 1 << 16
+SIZES = ChunkSizes(CHUNK, CHUNK)
 
 extents = st.lists(
     st.tuples(
@@ -26,7 +28,7 @@ def test_chunks_cover_every_byte_once(items: list[tuple[int, WordType, str, str]
     items.sort(key=lambda item: (item[2], item[1], item[3]))
     sizes = [item[0] for item in items]
     words, devices, roles = ([item[column] for item in items] for column in (1, 2, 3))
-    plan = plan_save(sizes, words, devices, roles, CHUNK)
+    plan = plan_save(sizes, words, devices, roles, SIZES)
     covered: list[tuple[int, int, int]] = []
     for chunk in plan.chunks:
         assert 0 < chunk.num_bytes <= CHUNK
@@ -49,16 +51,16 @@ def test_chunks_cover_every_byte_once(items: list[tuple[int, WordType, str, str]
 
 
 def test_small_extents_share_chunks() -> None:
-    plan = plan_save([100] * 1000, [WordType.F32] * 1000, ["cpu"] * 1000, [""] * 1000, CHUNK)
+    plan = plan_save([100] * 1000, [WordType.F32] * 1000, ["cpu"] * 1000, [""] * 1000, SIZES)
     assert len(plan.chunks) == 2
 
 
 def test_each_role_has_chunks_of_its_own() -> None:
     roles = [""] * 3 + ["exp_avg"] * 2 + ["exp_avg_sq"] * 4
-    plan = plan_save([100] * 9, [WordType.F32] * 9, ["cpu"] * 9, roles, CHUNK)
+    plan = plan_save([100] * 9, [WordType.F32] * 9, ["cpu"] * 9, roles, SIZES)
     assert [(chunk.first_extent, chunk.end_extent) for chunk in plan.chunks] == [(0, 3), (3, 5), (5, 9)]
 
 
 def test_an_empty_state_has_no_chunks() -> None:
-    assert plan_save([], [], [], [], CHUNK).chunks == ()
-    assert plan_save([0, 0], [WordType.F32] * 2, ["cpu"] * 2, [""] * 2, CHUNK).chunks == ()
+    assert plan_save([], [], [], [], SIZES).chunks == ()
+    assert plan_save([0, 0], [WordType.F32] * 2, ["cpu"] * 2, [""] * 2, SIZES).chunks == ()

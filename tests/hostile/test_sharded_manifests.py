@@ -180,7 +180,7 @@ def test_an_object_that_lacks_what_follows_from_others_is_refused() -> None:
     store, resources = MemoryStore(), Resources(Options(codec="zstd"))
     master = torch.randn(50_000, 1)
     table = describe({"a@0,0": master, "b@0,0": master.bfloat16()})
-    planned = plan_table(table, resources.chunk_bytes, find_pairs(table))
+    planned = plan_table(table, resources.sizes_for(table), find_pairs(table))
     job = SaveJob(
         STEP, table, planned.plan, {}, resources.wake,
         chunk_order=planned.chunk_order, derived=DerivedChunks(planned.candidates),
