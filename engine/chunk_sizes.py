@@ -12,6 +12,12 @@ MAX_DEVICE_CHUNK_BYTES = 256 << 20
 ENCODER_CHUNKS = 16
 """Device memory of an encoder at its largest (device_shapes), in chunks, where these are longer than 64 MiB."""
 
+_SMALL_CHUNK_BYTES = 4 << 20
+_MIN_NUM_CHUNKS = 16
+_MIN_NUM_LONG_CHUNKS = 32
+"""So many at least, where chunks of CUDA tensors are longer than those in host memory: a save lasts one more chunk than
+its slower stage."""
+
 _PARTS_OF_DEVICE = 512
 _ENCODER_PARTS_OF_DEVICE = 32
 
@@ -32,9 +38,11 @@ class ChunkSizes:
         """Return the longest chunk on a device, such as "cpu" or "cuda:0"."""
         return self.device_bytes if device.startswith("cuda") else self.host_bytes
 
-    def capped(self, num_bytes: int) -> ChunkSizes:
-        """Return sizes of at most `num_bytes`, a multiple of 4,096."""
-        return ChunkSizes(min(self.host_bytes, num_bytes), min(self.device_bytes, num_bytes))
+    def for_state(self, raw_bytes: int) -> ChunkSizes:
+        """Return the sizes that a state of so many bytes is cut by, so that stages overlap in a small one too."""
+        host_bytes = min(self.host_bytes, max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
+        long_bytes = raw_bytes // _MIN_NUM_LONG_CHUNKS // 4096 * 4096
+        return ChunkSizes(host_bytes, max(host_bytes, min(self.device_bytes, long_bytes)))
 
 
 def device_chunk_bytes(total_bytes: int, room_bytes: int | None = None, *, encoder_chunks: int = ENCODER_CHUNKS) -> int:

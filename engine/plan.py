@@ -11,8 +11,6 @@ from .chunk_sizes import ChunkSizes
 
 MIN_CHUNK_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 30
-_SMALL_CHUNK_BYTES = 4 << 20
-_MIN_NUM_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def plan_save(
         sizes: The longest chunks.
     """
     raw_bytes = sum(extent_bytes)
-    capped = sizes.capped(max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
+    capped = sizes.for_state(raw_bytes)
     limits = {device: capped.on(device) for device in set(extent_devices)}
     groups = list(zip(extent_words, extent_devices, extent_roles, strict=True))
     chunks: list[Chunk] = []
