@@ -141,8 +141,9 @@ def main() -> None:
     if "host" in arguments.only:
         measure_host(available, stream, device)
     if "lanes" in arguments.only and "ans" in available:
-        for word in (WordType.BF16, WordType.F32):
-            measure_lanes("ans", word, device)
+        for codec in ("ans", "zstd", "rans"):
+            for word in (WordType.BF16, WordType.F32):
+                measure_lanes(codec, word, device)
     with torch.cuda.stream(stream), kernels.on(stream):
         if "kernels" in arguments.only:
             measure_kernels(kernels, stream, device)

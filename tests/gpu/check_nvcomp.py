@@ -18,9 +18,11 @@ from tidegate.codec.words import WordType
 
 from .timing import CHUNK_BYTES, NUM_CHUNKS, hold_up, make_chunks, report, timed
 
-_NUM_STARTED = 32
+_NUM_STARTED = (2 << 30) // CHUNK_BYTES
 # Chunks of one run; all of them are queued before the first one starts.
 _RUNS = 6
+_NVCOMP_OF = {"ans": "ans", "zstd": "zstd", "rans": "ans"}
+# What an encoder is put beside.
 
 
 class NvcompAlone:
@@ -92,10 +94,13 @@ def measure_nvcomp(
 
 
 def measure_lanes(codec: str, word: WordType, device: torch.device) -> None:
-    """Print the speed over 32 chunks of nvCOMP alone, of one encoder, and of two that get the chunks in turn."""
+    """Print the speed over 2 GiB of nvCOMP alone, of one encoder, and of two that get the chunks in turn.
+
+    nvCOMP is given the blocks of one chunk a call, as the encoders give it; beside rans, those of its ANS.
+    """
     raws = make_chunks(word, device)
     streams = [torch.cuda.Stream(device) for _ in range(2)]
-    alone = NvcompAlone(nvcomp_codec(codec), word, raws, streams[0])
+    alone = NvcompAlone(nvcomp_codec(_NVCOMP_OF[codec]), word, raws, streams[0])
 
     def compress() -> list[Ticket]:
         for i in range(_NUM_STARTED):
@@ -106,7 +111,8 @@ def measure_lanes(codec: str, word: WordType, device: torch.device) -> None:
     given, made = alone.sizes()
     num_bytes = _NUM_STARTED * CHUNK_BYTES
     ratio = f"{given / max(made, 1):.4f}"
-    report(f"{_NUM_STARTED} chunks, nvCOMP alone {codec} {word.name}", num_bytes, ceiling, ratio_of_given=ratio)
+    name = f"{_NUM_STARTED} chunks, nvCOMP alone {_NVCOMP_OF[codec]} {word.name}"
+    report(name, num_bytes, ceiling, ratio_of_given=ratio)
     for num_lanes in (1, 2):
         lanes = streams[:num_lanes]
         num_slots = _NUM_STARTED // num_lanes

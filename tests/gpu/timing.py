@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -12,7 +13,7 @@ import torch
 
 from tidegate.codec.words import WordType
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = int(os.environ.get("CHUNK_MIB", "64")) << 20
 NUM_CHUNKS = 8
 REPEATS = 24
 REPORTED: list[dict[str, object]] = []
