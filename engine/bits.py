@@ -23,9 +23,11 @@ def as_stored_row(target: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None
     """
     if (target.is_conj(), target.is_neg()) != (spec.conj, spec.neg):
         return None
+    if spec.strides is None and not target.is_contiguous():
+        return None
     plain = _plain(target.detach())
     if spec.strides is None:
-        return plain.reshape(-1).view(torch.uint8) if plain.is_contiguous() else None
+        return plain.view(-1).view(torch.uint8)
     if plain.stride() != spec.strides or reach(spec.shape, spec.strides) != plain.numel():
         return None
     return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()).view(torch.uint8)

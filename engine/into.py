@@ -84,7 +84,8 @@ class _Matcher:
             raise _mismatch(path, str(spec), _kind_of(value))
         kind = None
         if value.layout == torch.strided:
-            kind = (spec, value.dtype, value.shape, value.stride(), value.is_inference(), value.device.type)
+            number = self._table.tensor_spec[index]
+            kind = (number, value.dtype, value.shape, value.stride(), value.is_inference(), value.is_meta)
         if kind is None or kind not in self._fitting:
             self._check_fit(spec, value, path)
             self._fitting.add(kind)
@@ -163,16 +164,17 @@ def _check_sharing(table: StateTable, found: Sequence[torch.Tensor | None]) -> N
     """Refuse tensors of the caller's that share memory where the stored ones have values of their own."""
     spans: list[tuple[int, int, int, int]] = []
     ranks: dict[torch.device, int] = {}
-    span_of: dict[TensorSpec, dict[tuple[int, ...], int]] = {}
-    for i, tensor in enumerate(found):
+    span_of: dict[tuple[int, tuple[int, ...]], int] = {}
+    for i, (number, tensor) in enumerate(zip(table.tensor_spec, found, strict=True)):
         if tensor is None or not tensor.numel():
             continue
-        spec, strides = table.spec(i), tensor.stride()
-        span_bytes = span_of.setdefault(spec, {})
-        if strides not in span_bytes:
-            span_bytes[strides] = reach(spec.shape, strides) * spec.itemsize
+        key = (number, tensor.stride())
+        span_bytes = span_of.get(key)
+        if span_bytes is None:
+            spec = table.specs[number]
+            span_bytes = span_of[key] = reach(spec.shape, key[1]) * spec.itemsize
         start = tensor.data_ptr()
-        spans.append((ranks.setdefault(tensor.device, len(ranks)), start, start + span_bytes[strides], i))
+        spans.append((ranks.setdefault(tensor.device, len(ranks)), start, start + span_bytes, i))
     spans.sort()
     group: list[int] = []
     where, end = -1, 0

@@ -91,6 +91,7 @@ class Places:
         self._memory: list[torch.Tensor | None] = [None] * len(table.extent_bytes)
         self._devices: list[torch.device | None] = [None] * len(table.extent_bytes)
         where = Locator(map_location)
+        changing: list[torch.Tensor] = []
         num_views = [0] * len(table.extent_bytes)
         for extent in table.tensor_extent:
             num_views[extent] += 1
@@ -104,8 +105,9 @@ class Places:
             if row is not None and row.numel() == table.extent_bytes[extent]:
                 self._memory[extent] = row
                 self._in_place.add(i)
-                # Decoders do not go through PyTorch, and who watches `_version` shall see that the tensor changes.
-                torch.autograd.graph.increment_version(target)
+                changing.append(target)
+        # Decoders do not go through PyTorch, and who watches `_version` shall see that the tensors change.
+        torch.autograd.graph.increment_version(changing)
         self._homes = {device: torch.cuda.current_stream(device) for device in self.gpus}
         self._starts = list(itertools.accumulate((device is not None for device in self._devices), initial=0))
 
