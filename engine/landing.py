@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tidegate.codec.cuda_driver import cuda_driver
 from tidegate.storage.aligned import aligned_buffer
 
 _NUM_BUFFERS = 2
@@ -73,7 +74,8 @@ class _Buffer:
 
     def wait(self) -> None:
         copied, self._copied = self._copied, None
-        if copied is not None and not copied.query():
+        # Asked of the driver, which keeps the GIL: PyTorch would give it up, and another reading thread would take it.
+        if copied is not None and not cuda_driver().is_done(copied.cuda_event):
             copied.synchronize()
 
     def free(self) -> None:
