@@ -21,16 +21,21 @@ def as_stored_row(target: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None
         Shape (numel × itemsize,), uint8, sharing its memory; None where the stored bytes are other ones, or lie in
         another order or with gaps.
     """
-    if (target.is_conj(), target.is_neg()) != (spec.conj, spec.neg):
-        return None
-    if spec.strides is None and not target.is_contiguous():
+    if not is_stored_row(target, spec):
         return None
     plain = _plain(target.detach())
     if spec.strides is None:
         return plain.view(-1).view(torch.uint8)
-    if plain.stride() != spec.strides or reach(spec.shape, spec.strides) != plain.numel():
-        return None
     return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()).view(torch.uint8)
+
+
+def is_stored_row(target: torch.Tensor, spec: TensorSpec) -> bool:
+    """Tell whether `as_stored_row` finds a row, which takes a few views to make."""
+    if (target.is_conj(), target.is_neg()) != (spec.conj, spec.neg):
+        return False
+    if spec.strides is None:
+        return target.is_contiguous()
+    return target.stride() == spec.strides and reach(spec.shape, spec.strides) == target.numel()
 
 
 def copy_bits(target: torch.Tensor, source: torch.Tensor) -> None:

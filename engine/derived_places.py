@@ -116,7 +116,7 @@ class DerivingPlaces(Places):
     def _is_small_and_new(self, source: int, step: _Step) -> bool:
         """Whether a step makes all of a small extent that has no memory yet, on the device of its source."""
         num_bytes, devices = self._table.extent_bytes[step.extent], self._devices
-        is_alone = step.end - step.start == num_bytes <= _SMALL_BYTES and self._memory[step.extent] is None
+        is_alone = step.end - step.start == num_bytes <= _SMALL_BYTES and self._found(step.extent) is None
         return is_alone and devices[source] == devices[step.extent]
 
     def _make_together(self, batch: Sequence[tuple[int, _Step]]) -> None:
@@ -131,7 +131,7 @@ class DerivingPlaces(Places):
 
     def _room_for(self, step: _Step) -> None:
         device = self._devices[step.extent]
-        if self._memory[step.extent] is None and device is not None:
+        if self._found(step.extent) is None and device is not None:
             self._memory[step.extent] = self._empty(step.extent, device)
 
     def _make_step(self, step: _Step, source: torch.Tensor, source_at: int) -> None:

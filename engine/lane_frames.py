@@ -17,7 +17,7 @@ from tidegate.storage.base import ALIGNMENT_BYTES
 from .direct_read import DirectRead
 from .load_plan import ReadItem
 
-BODIES_BYTES = 512 << 20
+BODIES_BYTES = 1 << 30
 """Device memory for coded frames in flight; more only where three frames are more."""
 
 _MIN_SLOTS = 3  # one arrives, one waits to be decoded, one is decoded

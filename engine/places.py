@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from .bits import as_stored_row, copy_bits
+from .bits import as_stored_row, copy_bits, is_stored_row
 from .errors import InternalError
 from .load_plan import ReadItem
 from .locate import Locator, MapLocation
@@ -89,6 +89,7 @@ class Places:
         self._targets = targets
         self._in_place: set[int] = set()
         self._memory: list[torch.Tensor | None] = [None] * len(table.extent_bytes)
+        self._rows: dict[int, int] = {}  # the caller's tensor of an extent that is filled in place, until it is needed
         self._devices: list[torch.device | None] = [None] * len(table.extent_bytes)
         where = Locator(map_location)
         changing: list[torch.Tensor] = []
@@ -101,9 +102,9 @@ class Places:
                 self._devices[extent] = where(spec.device)
                 continue
             self._devices[extent] = target.device
-            row = as_stored_row(target, spec) if num_views[extent] == 1 and not table.tensor_offset[i] else None
-            if row is not None and row.numel() == table.extent_bytes[extent]:
-                self._memory[extent] = row
+            is_all = num_views[extent] == 1 and spec.num_bytes == table.extent_bytes[extent]
+            if is_all and not table.tensor_offset[i] and is_stored_row(target, spec):
+                self._rows[extent] = i
                 self._in_place.add(i)
                 changing.append(target)
         # Decoders do not go through PyTorch, and who watches `_version` shall see that the tensors change.
@@ -130,7 +131,7 @@ class Places:
         """Allocate the extents of a chunk that are on a GPU, and the one that it is a piece of."""
         for extent in chunk.extents:
             device = self._devices[extent]
-            if self._memory[extent] is None and device is not None and (chunk.is_piece or device.type == "cuda"):
+            if self._found(extent) is None and device is not None and (chunk.is_piece or device.type == "cuda"):
                 self._memory[extent] = self._empty(extent, device)
 
     def direct(self, chunk: Chunk) -> torch.Tensor | None:
@@ -184,6 +185,14 @@ class Places:
         else:
             self._memory[extent] = piece.clone() if device == piece.device else piece.to(device)
 
+    def _found(self, extent: int) -> torch.Tensor | None:
+        """Return an extent's memory if it has some: its own, or the caller's. Called before any other thread does."""
+        i = self._rows.pop(extent, None)
+        target = None if i is None else self._targets[i]
+        if i is not None and target is not None:
+            self._memory[extent] = as_stored_row(target, self._table.spec(i))
+        return self._memory[extent]
+
     def _empty(self, extent: int, device: torch.device) -> torch.Tensor:
         num_bytes = self._table.extent_bytes[extent]
         with torch.cuda.stream(self._homes.get(device)):
@@ -191,7 +200,7 @@ class Places:
 
     def _made(self, extent: int) -> torch.Tensor:
         """Return an extent's memory. That of no bytes is in no chunk, so it was not needed before."""
-        there, device = self._memory[extent], self._devices[extent]
+        there, device = self._found(extent), self._devices[extent]
         if there is None and device is not None and self._table.extent_bytes[extent] == 0:
             return self._empty(extent, device)
         if there is None:
