@@ -63,3 +63,10 @@ def device_chunk_bytes(total_bytes: int, room_bytes: int | None = None, *, encod
     while size > HOST_CHUNK_BYTES and (size > total_bytes // _PARTS_OF_DEVICE or encoder_chunks * size > most_bytes):
         size //= 2
     return size
+
+
+def useful_chunk_bytes(size: int, raw_bytes: int) -> int:
+    """Halve a size of `device_chunk_bytes` while states of so many bytes have no chunks as long, down to 64 MiB."""
+    while size > max(HOST_CHUNK_BYTES, raw_bytes // _MIN_NUM_LONG_CHUNKS):
+        size //= 2
+    return max(size, HOST_CHUNK_BYTES)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from .chunk_sizes import ENCODER_CHUNKS, HOST_CHUNK_BYTES, device_chunk_bytes
+from .chunk_sizes import ENCODER_CHUNKS, HOST_CHUNK_BYTES, device_chunk_bytes, useful_chunk_bytes
 from .device_shapes import CHUNKS_TO_VERIFY, may_have_encoder
 from .options import Options
 from .snapshot import headroom_bytes
@@ -21,7 +21,8 @@ def choose_device_bytes(options: Options, table: StateTable | None = None) -> in
     Args:
         options: The engine's options. A device budget counts as the device's memory: snapshot and encoder share it, so
             a larger encoder would leave less to the snapshot.
-        table: The first state with tensors there; what its snapshot will take is no room. None: it is not known yet.
+        table: The first state with tensors there; what its snapshot will take is no room, and an encoder is no larger
+            than it needs. None: it is not known yet.
 
     Returns:
         Bytes; those of chunks in host memory where such tensors are encoded on the CPU.
@@ -39,7 +40,8 @@ def choose_device_bytes(options: Options, table: StateTable | None = None) -> in
         total_bytes = min(total_bytes, options.device_budget_bytes)
     room_bytes = min(_room_bytes(options, device, state_bytes[device]) for device in devices)
     encoder_chunks = ENCODER_CHUNKS + CHUNKS_TO_VERIFY * (options.verify == "decode")
-    return device_chunk_bytes(total_bytes, room_bytes, encoder_chunks=encoder_chunks)
+    size = device_chunk_bytes(total_bytes, room_bytes, encoder_chunks=encoder_chunks)
+    return size if table is None else useful_chunk_bytes(size, sum(table.extent_bytes))
 
 
 def _room_bytes(options: Options, device: torch.device, state_bytes: int) -> int:
