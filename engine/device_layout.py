@@ -171,17 +171,17 @@ def copy_chunk(table: StateTable, chunk: Chunk, out: torch.Tensor, *, non_blocki
         out: Shape (chunk.num_bytes,), uint8, any device.
         non_blocking: As for `Tensor.copy_`.
     """
-    if chunk.is_piece:
-        table.sources[chunk.first_extent].copy_to(out, chunk.offset, non_blocking=non_blocking)
-    elif out.device.type == "cpu" and _is_plain(table, chunk):
+    if out.device.type == "cpu" and _is_plain(table, chunk):
         _move(table, chunk, out)
+    elif chunk.is_piece:
+        table.sources[chunk.first_extent].copy_to(out, chunk.offset, non_blocking=non_blocking)
     else:
         sources = [table.sources[i] for i in chunk.extents]
         gather(sources, out, non_blocking=non_blocking)
 
 
 def _is_plain(table: StateTable, chunk: Chunk) -> bool:
-    """Whether a chunk is many small runs of host memory."""
+    """Whether a chunk is whole small runs of host memory."""
     extents = slice(chunk.first_extent, chunk.end_extent)
     return (
         table.extent_devices[chunk.first_extent].type == "cpu"
