@@ -160,7 +160,8 @@ class DerivedChunks:
         self._found: dict[int, Derivation] = {}
         self._started: set[int] = set()
         self._offers: dict[Link, bytes | None] = {}
-        self._offered: dict[int, threading.Event] = {i: threading.Event() for i in self.candidates.by_source}
+        self._changed = threading.Condition()  # one for all: an event for each source would take the call too long
+        self._let_go: set[int] = set()
         self._compared: dict[int, bool] = {}
         self._waits: list[Callable[[], Mapping[int, bool]]] = []
 
@@ -207,8 +208,10 @@ class DerivedChunks:
 
     def let_go(self, index: int) -> None:
         """Let nobody wait for what this chunk's bytes would say."""
-        if index in self._offered:
-            self._offered[index].set()
+        if index in self.candidates.by_source:
+            with self._changed:
+                self._let_go.add(index)
+                self._changed.notify_all()
 
     def follows(self, index: int, raw: torch.Tensor) -> bool:
         """Tell whether a chunk follows from its sources. Blocks until they are hashed, by threads that have begun.
@@ -223,13 +226,18 @@ class DerivedChunks:
         if any(link.source not in self._started for link in links):
             return False
         for link in links:
-            self._offered[link.source].wait()
+            self._await(link.source)
             offered = self._offers.get(link)
             if offered is None:
                 return False
             if offered != digest_of(raw[link.target_at : link.target_at + link.num_bytes], self._seed):
                 return False
         return self._note(index)
+
+    def _await(self, source: int) -> None:
+        with self._changed:
+            while source not in self._let_go:
+                self._changed.wait()
 
     def _note(self, index: int) -> bool:
         with self._lock:

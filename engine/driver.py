@@ -50,10 +50,15 @@ class Driver:
         return self.job is not None and not self.job.finished.is_set()
 
     def start(self, job: SaveJob, *, overwrite: bool) -> None:
-        """Begin to carry a job out. The one before it must have been settled."""
+        """Begin to carry a job out: at the end of its staging, or when the job says so.
+
+        The one before it must have been settled.
+        """
         at_exit.hold(self)
         job.future.set_running_or_notify_cancel()  # here: a save that has begun cannot be cancelled
-        self._thread.submit(self._run, job, overwrite)
+        job.begin_by(lambda: self._thread.submit(self._run, job, overwrite))
+        if job.rank_save is not None:
+            job.begin()  # other ranks may wait to hear of it before it is staged
         self.job = job  # last, so that an interrupt before it leaves no job that nobody ends
 
     def settle(self, timeout_s: float | None) -> list[str]:
@@ -87,6 +92,8 @@ class Driver:
         self._thread.close()
 
     def _run(self, job: SaveJob, overwrite: bool) -> None:
+        if not job.claim():
+            return
         try:
             report = self._write(job, overwrite)
         except BaseException as exc:  # noqa: BLE001 - delivered through the future and the next settle

@@ -381,8 +381,10 @@ class CheckpointEngine:
 
 
 def _checked_metadata(metadata: Mapping[str, JSON] | None) -> Mapping[str, JSON]:
+    if not metadata:
+        return {}
     try:
-        copied = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+        copied = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(f"metadata is not JSON: {exc}; put what is not JSON into the state") from exc
     return copied  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -24,12 +25,16 @@ class _Owned:
         extents_id: Which extents the state had.
         counts: What the optimizers held.
         extents: The extents that they owned.
+        addresses_of: Takes their addresses from those of all extents.
+        addresses: What it took.
         all_addresses: Where all extents of the state were.
     """
 
     extents_id: int
     counts: _Counts
     extents: frozenset[int]
+    addresses_of: Callable[[Sequence[int]], object]
+    addresses: object
     all_addresses: Sequence[int]
 
     def is_of(self, table: StateTable, counts: _Counts) -> bool:
@@ -37,7 +42,7 @@ class _Owned:
         now = table.extent_addresses
         if self.extents_id != table.extents_id or self.counts != counts:
             return False
-        return now is self.all_addresses or all(now[extent] == self.all_addresses[extent] for extent in self.extents)
+        return now is self.all_addresses or self.addresses_of(now) == self.addresses
 
 
 class Fence:
@@ -75,7 +80,7 @@ class Fence:
             return frozenset()
         counts = self._counts()
         if self._owned is None or not self._owned.is_of(table, counts):
-            self._owned = _Owned(table.extents_id, counts, self._look_up(table), table.extent_addresses)
+            self._owned = self._look_up(table, counts)
         return self._owned.extents
 
     def detach(self) -> None:
@@ -86,13 +91,16 @@ class Fence:
         self._optimizers.clear()
         self._owned = None
 
-    def _look_up(self, table: StateTable) -> frozenset[int]:
+    def _look_up(self, table: StateTable, counts: _Counts) -> _Owned:
         owned = owned_storages(self._optimizers)
-        return frozenset(
+        extents = [
             extent
             for extent, source in enumerate(table.sources)
             if not source.num_bytes or source.storage.data_ptr() in owned
-        )
+        ]
+        addresses_of: Callable[[Sequence[int]], object] = itemgetter(*extents) if extents else len
+        now = table.extent_addresses
+        return _Owned(table.extents_id, counts, frozenset(extents), addresses_of, addresses_of(now), now)
 
     def _counts(self) -> _Counts:
         """How many parameters have states, and how many parameters each group has, by optimizer."""

@@ -20,9 +20,10 @@ from .future import SaveFuture
 from .latch import Latch
 from .plan import Chunk, SavePlan
 from .report import Timeline
-from .sources import ExtentSource, versions_of
+from .sources import ExtentSource
 from .table import StateTable
 from .types import JSON
+from .watch import Runs, VersionWatch
 
 if TYPE_CHECKING:
     from .delta_save import DeltaSave
@@ -152,33 +153,45 @@ class SaveJob:
         self._is_drained = False
         self._queue: queue.SimpleQueue[StagedChunk | None] = queue.SimpleQueue()
         self._num_live = 0
-        self._live: list[Chunk] = []
-        self._copied: list[Chunk] = []
         self._live_lock = threading.RLock()
         self._is_staging = True
+        self._has_ended_staging = False
         self._may_start = Latch()
-        self._versions: list[int] = []
+        self._begins: list[Callable[[], object]] = []
+        self._unclaimed = [True]
+        self._copied: VersionWatch | None = None
+        self._live: VersionWatch | None = None
 
-    def note_versions(self) -> None:
-        """Remember the tensors' versions, before the first chunk is read by the host or left to be read in place."""
-        self._versions = versions_of(self.table.tensors)
+    def note_versions(self, host_copied: Runs, read_in_place: Runs) -> None:
+        """Remember versions of tensors, before the first chunk is read by the host or left to be read in place.
+
+        Args:
+            host_copied: Those whose bytes the host copies at the call.
+            read_in_place: Those whose bytes are read in place.
+        """
+        self._copied = VersionWatch(self.table.tensors, host_copied)
+        self._live = VersionWatch(self.table.tensors, read_in_place)
 
     def put(self, staged: StagedChunk) -> None:
         """Hand a chunk to the background thread."""
         if staged.is_live:
-            with self._live_lock:
-                self._num_live += 1
-                self._live.append(staged.chunk)
-        elif staged.device.type == "cpu":
-            self._copied.append(staged.chunk)
-        self._queue.put(staged)
+            self.put_live([staged])
+        else:
+            self._queue.put(staged)
+
+    def put_live(self, staged: Sequence[StagedChunk]) -> None:
+        """Hand chunks that are read in place to the background thread."""
+        with self._live_lock:
+            self._num_live += len(staged)
+        for one in staged:
+            self._queue.put(one)
 
     def end_staging(self) -> None:
         """Say that every chunk has been put; the state may change unless chunks are still read in place.
 
-        May be called again. Whatever interrupts it, the background thread is not left waiting.
+        May be called again. Whatever interrupts it, the background thread is not left waiting once it was called again.
         """
-        if not self._is_staging:
+        if self._has_ended_staging:
             return
         try:
             self._check_copied()
@@ -191,7 +204,8 @@ class SaveJob:
                 if self._num_live == 0:
                     self._end_reading()
             self._queue.put(None)
-            self._may_start.set()
+            self.start_now()
+            self._has_ended_staging = True
 
     def live_chunk_was_read(self) -> None:
         """Say that one chunk that is read in place has been read."""
@@ -207,6 +221,28 @@ class SaveJob:
         training thread waits for.
         """
         self._may_start.set()
+        self.begin()
+
+    def begin_by(self, begin: Callable[[], object]) -> None:
+        """Say what lets the background thread take up the job, at the end of staging or when `begin` is called."""
+        self._begins.append(begin)
+
+    def begin(self) -> None:
+        """Let the background thread take up the job, if it has not. May be called again.
+
+        While it runs, it and the training thread take the interpreter from each other: each call into CUDA, and each
+        copy, lets go of it. So a short staging is over before it begins.
+        """
+        for begin in self._begins:
+            begin()
+        self._begins.clear()  # an interrupt before it makes `begin` be called twice, and `claim` sees to that
+
+    def claim(self) -> bool:
+        """Whether this is the first call: who takes up the job asks."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
 
     def await_start(self, timeout_s: float | None = None) -> None:
         """Wait until the background thread may begin, see `start_now`, or until `timeout_s` seconds have passed."""
@@ -271,13 +307,12 @@ class SaveJob:
         self.is_let_go = True
         self.table.tensors.clear()
         self.table.sources.clear()
-        self._versions.clear()
 
     def release_state(self) -> None:
         """Let the state change whatever happens to the save, and forget its tensors."""
         with self._live_lock:
             self._forget_tensors()
-            self._live.clear()
+            self._live = None
             self.check_unchanged = _nothing
         self.future.mark_staged()
 
@@ -287,31 +322,24 @@ class SaveJob:
         What is copied on a GPU is not looked at: that copy runs in the order of the caller's stream, and to look at
         every tensor again would cost the training thread more than all else that it does here.
         """
-        self._check_unmoved(self._copied)
-        self._copied.clear()
+        copied, self._copied = self._copied, None
+        self._check_unmoved(copied)
 
     def _end_reading(self) -> None:
         self.snapshot_s = self.timeline.now()
-        self._check_unmoved(self._live)
+        live, self._live = self._live, None
+        self._check_unmoved(live)
         try:
             self.check_unchanged()
         except TornSnapshotError as exc:
             self.fail(exc)
         self.check_unchanged = _nothing  # it knows the caller's tensors
-        self._live.clear()
         self.future.mark_staged()
 
-    def _check_unmoved(self, chunks: Sequence[Chunk]) -> None:
-        if not chunks:
-            return
-        read = {extent for chunk in chunks for extent in chunk.extents}
-        indices = [i for i, extent in enumerate(self.table.tensor_extent) if extent in read]
-        tensors = self.table.tensors
-        now = versions_of([tensors[i] for i in indices])
-        for i, version in zip(indices, now, strict=True):
-            if version != self._versions[i]:
-                self._fail_torn(self.table.fqn(i))
-                return
+    def _check_unmoved(self, watch: VersionWatch | None) -> None:
+        changed = watch.first_changed(self.table.tensors) if watch is not None else None
+        if changed is not None:
+            self._fail_torn(self.table.fqn(changed))
 
     def _fail_torn(self, fqn: str) -> None:
         self.fail(

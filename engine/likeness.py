@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
 import torch
@@ -16,6 +14,14 @@ from .measure import Measured, kind_key
 
 _Check = Callable[..., bool]
 
+_NUM_FEW = 16
+"""For each of so many that have moved, such as states of random number generators, all are looked through."""
+_BLOCK_TENSORS = 256
+"""So many are looked at in one go, call after call, while what the first call has read of them is in the core's cache.
+
+Passes over all of thousands would find it gone, and take 1.1 times as long.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Alike:
@@ -23,15 +29,28 @@ class Alike:
 
     Attributes:
         storages: The storage of each.
-        addresses: The address of each.
-        moved: Indices of those that lie elsewhere; no other tensor has bytes there.
+        moved: The addresses of those that lie elsewhere, by index; no other tensor has bytes there.
         likeness: What they are now.
     """
 
     storages: list[torch.UntypedStorage]
-    addresses: list[int]
-    moved: list[int]
+    moved: dict[int, int]
     likeness: Likeness
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What neighbours among the tensors were.
+
+    Attributes:
+        place: Where they are.
+        are_alike: Tells whether its arguments are distinct tensors of the same kinds.
+        storage_bytes: The length of the storage of each.
+    """
+
+    place: slice
+    are_alike: _Check
+    storage_bytes: list[int]
 
 
 class Likeness:
@@ -44,15 +63,18 @@ class Likeness:
 
     def __init__(self, tensors: Sequence[torch.Tensor], found: Measured) -> None:
         self._num_tensors = len(tensors)
-        self._are_of_these_kinds = _checker(tensors)
-        self._addresses = found.addresses
-        self._storage_bytes = list(map(len, found.storages))
+        storage_bytes = list(map(len, found.storages))
+        self._blocks = [
+            _Block(place, _checker(tensors[place]), storage_bytes[place]) for place in _places(len(tensors))
+        ]
+        self._addresses = [found.addresses[block.place] for block in self._blocks]
         spans = [kind.span_bytes for kind in found.kinds]
         self._starts = np.array(found.addresses, dtype=np.int64)
         self._ends = self._starts + np.array(spans, dtype=np.int64)
-        rows = enumerate(zip(spans, found.starts, self._storage_bytes, strict=True))
+        rows = enumerate(zip(spans, found.starts, storage_bytes, strict=True))
         self._loose = [i for i, (span, start, size) in rows if span and (start or span != size)]
         self._tied = _overlapping(self._starts, self._ends)
+        self._alike_in_address = [*self._tied, *(i for i, span in enumerate(spans) if not span)]
         self._loose_storages = _addresses_of(found.storages, self._loose)
         self._tied_storages = _identities_of(found.storages, self._tied)
 
@@ -61,34 +83,80 @@ class Likeness:
 
         If there is an answer, `lay_out` would find the same extents, at the given addresses.
         """
-        if len(tensors) != self._num_tensors or not self._are_of_these_kinds(*tensors):
+        seen = self._look(tensors) if len(tensors) == self._num_tensors else None
+        if seen is None:
             return None
-        storages = list(map(torch.Tensor.untyped_storage, tensors))
+        storages, moved = seen
         if (
-            list(map(len, storages)) != self._storage_bytes
+            not self._are_distinct(tensors)
             or _addresses_of(storages, self._loose) != self._loose_storages
             or _identities_of(storages, self._tied) != self._tied_storages
         ):
             return None
-        addresses = list(map(torch.Tensor.data_ptr, tensors))
-        if addresses == self._addresses:
-            return Alike(storages, addresses, [], self)
-        moved = list(compress(range(len(addresses)), map(operator.ne, addresses, self._addresses)))
-        is_alone = set(moved).isdisjoint((*self._loose, *self._tied)) and all(
-            addresses[i] and storages[i].data_ptr() == addresses[i] for i in moved
+        if not moved:
+            return Alike(storages, moved, self)
+        is_alone = moved.keys().isdisjoint((*self._loose, *self._tied)) and all(
+            address and storages[i].data_ptr() == address for i, address in moved.items()
         )  # each had, and has, a storage that is just its own bytes
-        likeness = self._moved(moved, addresses) if is_alone else None
-        return None if likeness is None else Alike(storages, addresses, moved, likeness)
+        likeness = self._moved(moved) if is_alone else None
+        return None if likeness is None else Alike(storages, moved, likeness)
 
-    def _moved(self, moved: Sequence[int], addresses: list[int]) -> Likeness | None:
+    def _look(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], dict[int, int]] | None:
+        """Return storages, and where moved tensors are; None if kinds or storages are others, or one is twice near."""
+        storages: list[torch.UntypedStorage] = []
+        moved: dict[int, int] = {}
+        for block, before in zip(self._blocks, self._addresses, strict=True):
+            here = tensors[block.place]
+            if not block.are_alike(*here):
+                return None
+            found = list(map(torch.Tensor.untyped_storage, here))
+            if list(map(len, found)) != block.storage_bytes:
+                return None
+            storages += found
+            addresses = list(map(torch.Tensor.data_ptr, here))
+            if addresses != before:
+                rows = enumerate(zip(addresses, before, strict=True), block.place.start)
+                moved |= {i: address for i, (address, was) in rows if address != was}
+        return storages, moved
+
+    def _are_distinct(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether none is there twice, of those for which addresses would not show it.
+
+        An object that stands in two places has one address. Where that is none that had moved, tensors have had it in
+        both places before: they were tied, or have no bytes. Where it is one, bytes overlap that did not before, which
+        `_moved` sees.
+        """
+        indices = self._alike_in_address
+        return len({id(tensors[i]) for i in indices}) == len(indices)
+
+    def _moved(self, moved: Mapping[int, int]) -> Likeness | None:
         """Return a likeness with other addresses of some tensors; None where they lie in bytes of others."""
         now = copy.copy(self)
-        now._addresses = addresses
-        places = np.array([addresses[i] for i in moved], dtype=np.int64)
+        now._addresses = list(self._addresses)
+        for number in {i // _BLOCK_TENSORS for i in moved}:
+            block = now._addresses[number] = list(now._addresses[number])
+            first = number * _BLOCK_TENSORS
+            block[:] = [moved.get(i, address) for i, address in enumerate(block, first)]
+        indices, places = list(moved), np.array(list(moved.values()), dtype=np.int64)
         now._starts, now._ends = self._starts.copy(), self._ends.copy()
-        now._ends[moved] += places - now._starts[moved]
-        now._starts[moved] = places
-        return now if _overlapping(now._starts, now._ends) == self._tied else None
+        now._ends[indices] += places - now._starts[indices]
+        now._starts[indices] = places
+        return None if now._have_company(indices) else now
+
+    def _have_company(self, indices: Sequence[int]) -> bool:
+        """Whether some tensors, each of at least a byte, share bytes with another."""
+        if len(indices) > _NUM_FEW:
+            return not set(indices).isdisjoint(_overlapping(self._starts, self._ends))
+        for i in indices:
+            start, end = self._starts[i], self._ends[i]
+            shares = (self._starts < end) & (self._ends > start) & (self._ends > self._starts)
+            if np.count_nonzero(shares) > 1:
+                return True
+        return False
+
+
+def _places(num_tensors: int) -> list[slice]:
+    return [slice(first, first + _BLOCK_TENSORS) for first in range(0, num_tensors, _BLOCK_TENSORS)]
 
 
 def _addresses_of(storages: Sequence[torch.UntypedStorage], indices: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ Modes, chosen chunk by chunk:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +22,8 @@ from .buffers import BufferPool
 from .device_layout import DeviceLayout, copy_chunk
 from .encode import copied_bytes, output_bytes
 from .job import SaveJob, StagedChunk
-from .plan import Chunk, SavePlan
+from .plan import Chunk
+from .split import Split, Splitter, split
 
 SnapshotMode = Literal["auto", "device", "lazy", "host"]
 SNAPSHOT_MODES = ("auto", "device", "lazy", "host")
@@ -30,6 +31,8 @@ _HEADROOM_FRACTION = 0.05
 _HEADROOM_BYTES = 256 << 20
 _FIRST_SHARE = 16
 """One in so many of a device's chunks is copied ahead of the rest, so that encoding can begin."""
+_QUIET_S = 0.02
+"""A call that takes no longer has the interpreter to itself: the background thread begins when it is over."""
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class Stager:
         self._mode = mode
         self._staging = staging
         self._snapshot = snapshot
-        self._owned = _OwnedChunks()
+        self._splitter = Splitter(is_cuda_only=mode == "auto")  # CPU tensors are cheap to copy: none waits for them
         self._events: dict[torch.device, torch.cuda.Event] = {}
 
     def stage(self, job: SaveJob, owned_extents: Collection[int]) -> None:
@@ -103,15 +106,14 @@ class Stager:
         """
         try:
             _compare_on_devices(job)
-            copied, live = self._split(job, owned_extents)
-            devices = job.table.extent_devices
-            if live or any(devices[chunk.first_extent].type == "cpu" for chunk in copied):
-                job.note_versions()
-            on_device, copied = self._copy_on_devices(job, copied)
+            parts = self._split(job, owned_extents)
+            live = _in_place(job, parts, self._events)
+            job.note_versions(parts.host_copied, parts.read_in_place)
+            on_device, copied = self._copy_on_devices(job, parts)
             self._copy_to_host(job, copied)
-            for staged in live:
+            if live:
                 job.modes.add("lazy")
-                job.put(staged)
+            job.put_live(live)
             for staged in on_device:
                 job.put(staged)
         except BaseException as exc:
@@ -120,37 +122,29 @@ class Stager:
         finally:
             job.end_staging()
 
-    def _split(self, job: SaveJob, owned: Collection[int]) -> tuple[list[Chunk], list[StagedChunk]]:
+    def _split(self, job: SaveJob, owned: Collection[int]) -> Split:
         """Part the chunks that must be copied from those that are read in place."""
-        is_cuda_only = self._mode == "auto"  # CPU tensors are cheap to copy: auto makes no optimizer wait for them
-        copied: list[Chunk] = []
-        live: list[StagedChunk] = []
-        if self._mode in ("device", "host") or not owned or (is_cuda_only and self._fits_devices(job)):
-            return list(job.chunk_order), live
-        ready = _record_events(job, self._events)
-        owned_chunks = self._owned.of(job, owned)
-        for chunk in job.chunk_order:
-            device = job.table.extent_devices[chunk.first_extent]
-            if chunk.index in owned_chunks and not (is_cuda_only and device.type == "cpu"):
-                live.append(StagedChunk(chunk, job.table, ready=ready.get(device)))
-            else:
-                copied.append(chunk)
-        _lay_out_live(job, [staged.chunk for staged in live])
-        return copied, live
+        if self._mode in ("device", "host") or not owned:
+            return self._splitter.all_copied(job)
+        if self._mode == "auto":
+            copying = self._splitter.all_copied(job)
+            if self._fits_devices(job, copying):
+                return copying
+        return self._splitter.by_owner(job, owned)
 
-    def _fits_devices(self, job: SaveJob) -> bool:
+    def _fits_devices(self, job: SaveJob, parts: Split) -> bool:
         return all(
             self._snapshot.reserve(device, job.layouts.of(job.table, chunks, device).num_bytes) is not None
-            for device, chunks in cuda_chunks(job).items()
+            for device, chunks in parts.copied_on.items()
         )
 
-    def _copy_on_devices(self, job: SaveJob, chunks: Sequence[Chunk]) -> tuple[list[StagedChunk], list[Chunk]]:
+    def _copy_on_devices(self, job: SaveJob, parts: Split) -> tuple[list[StagedChunk], Sequence[Chunk]]:
         """Copy CUDA chunks into the device snapshot where it has room; return those and the chunks that are left."""
         if self._mode == "host":
-            return [], list(chunks)
+            return [], parts.copied
         staged: list[StagedChunk] = []
         done: set[int] = set()
-        for device, here in cuda_chunks(job, chunks).items():
+        for device, here in parts.copied_on.items():
             layout = job.layouts.of(job.table, here, device)
             flat = self._snapshot.reserve(device, layout.num_bytes)
             if flat is None:
@@ -159,12 +153,16 @@ class Stager:
             job.modes.add("device")
             staged += _copy_on_device(job, layout, flat)
             done.update(chunk.index for chunk in here)
-        return staged, [chunk for chunk in chunks if chunk.index not in done]
+        if len(staged) + len(parts.copied_on_cpu) == len(parts.copied):
+            return staged, parts.copied_on_cpu
+        return staged, [chunk for chunk in parts.copied if chunk.index not in done]
 
     def _copy_to_host(self, job: SaveJob, chunks: Sequence[Chunk]) -> None:
         pending: dict[torch.device, torch.cuda.Event] = {}
         for chunk in chunks:
             start_s = job.timeline.now()
+            if start_s > _QUIET_S:
+                job.begin()
             buffer = self._staging.try_acquire(output_bytes(chunk.num_bytes))
             if buffer is None:
                 job.start_now()
@@ -187,26 +185,6 @@ class Stager:
         for device, event in pending.items():
             torch.cuda.current_stream(device).wait_event(event)
             job.device_copies.append(event)
-
-
-@dataclass(slots=True)
-class _OwnedChunks:
-    """The chunks of the last state that an optimizer owns as a whole."""
-
-    _plan: SavePlan | None = None
-    _owned_extents: Collection[int] = ()
-    _found: frozenset[int] = frozenset()
-
-    def of(self, job: SaveJob, owned_extents: Collection[int]) -> frozenset[int]:
-        """Return their numbers. Looks again only where plan or extents are other objects than last time."""
-        if self._plan is not job.plan or self._owned_extents is not owned_extents:
-            self._found = frozenset(
-                chunk.index
-                for chunk in job.plan.chunks
-                if all(extent in owned_extents for extent in chunk.extents)
-            )
-            self._plan, self._owned_extents = job.plan, owned_extents
-        return self._found
 
 
 def _copy_from_device(staged: StagedChunk, out: torch.Tensor) -> torch.cuda.Event:
@@ -265,46 +243,27 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return _side_streams[device]
 
 
-def _record_events(
-    job: SaveJob, events: dict[torch.device, torch.cuda.Event]
-) -> dict[torch.device, torch.cuda.Event]:
-    """Record, on every device of the state, that what the current stream has queued so far is done.
+def _in_place(job: SaveJob, parts: Split, events: dict[torch.device, torch.cuda.Event]) -> list[StagedChunk]:
+    """Get the chunks ready that are read in place, once the current streams have done what is queued on them so far.
 
     Args:
         job: The save.
-        events: Those of the save before, whose waits have all been queued; they are recorded again.
+        parts: Its chunks.
+        events: Those of the save before, by device, whose waits have all been queued; they are recorded again.
     """
-    for device in cuda_chunks(job):
-        event = events.setdefault(device, torch.cuda.Event())
-        event.record(torch.cuda.current_stream(device))
-    return events
-
-
-def _lay_out_live(job: SaveJob, chunks: Sequence[Chunk]) -> None:
-    for device, here in cuda_chunks(job, chunks).items():
+    for device, here in parts.live_on.items():
+        events.setdefault(device, torch.cuda.Event()).record(torch.cuda.current_stream(device))
         job.live_layouts[device] = job.layouts.of(job.table, here, device)
-
-
-def cuda_chunks(job: SaveJob, chunks: Iterable[Chunk] | None = None) -> dict[torch.device, list[Chunk]]:
-    """Part chunks of a job, by default all, that lie on CUDA devices by device."""
-    found: dict[torch.device, list[Chunk]] = {}
-    devices = job.table.extent_devices
-    for chunk in job.chunk_order if chunks is None else chunks:
-        device = devices[chunk.first_extent]
-        if device.type == "cuda":
-            found.setdefault(device, []).append(chunk)
-    return found
+    rows = zip(parts.live, parts.live_devices, strict=True)
+    return [StagedChunk(chunk, job.table, ready=events.get(device)) for chunk, device in rows]
 
 
 def stage_in_place(job: SaveJob) -> None:
     """Hand every chunk to the pipeline where it lies. For a caller that waits until the save has ended."""
-    job.note_versions()
+    parts = split(job, None)
+    job.note_versions(parts.host_copied, parts.read_in_place)
     _compare_on_devices(job)
-    ready = _record_events(job, {})
-    _lay_out_live(job, job.chunk_order)
     try:
-        for chunk in job.chunk_order:
-            device = job.table.extent_devices[chunk.first_extent]
-            job.put(StagedChunk(chunk, job.table, ready=ready.get(device)))
+        job.put_live(_in_place(job, parts, {}))
     finally:
         job.end_staging()

@@ -176,8 +176,8 @@ def _moved(places: _Places, alike: Alike) -> _Places:
     layout = places.layout
     addresses = list(layout.extent_addresses)
     extents = [layout.tensor_extent[i] for i in alike.moved]
-    for i, extent in zip(alike.moved, extents, strict=True):
-        addresses[extent] = alike.addresses[i]
+    for extent, address in zip(extents, alike.moved.values(), strict=True):
+        addresses[extent] = address
     is_on_host = all(layout.extent_devices[extent].type == "cpu" for extent in extents)
     return replace(
         places,

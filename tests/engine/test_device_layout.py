@@ -1,14 +1,17 @@
-"""Views of a device snapshot are made once, by whichever thread asks first."""
+"""Views of a device snapshot are made once, by whichever thread asks first; small chunks are copied with care."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
-from tidegate.device_layout import DeviceLayout
+from tidegate.device_layout import DeviceLayout, copy_chunk
+from tidegate.errors import TornSnapshotError
 from tidegate.plan import Chunk
+from tidegate.planned import plan_table
 from tidegate.state import describe
 
 TIMEOUT_S = 30
@@ -45,3 +48,16 @@ def test_threads_that_ask_at_once_get_their_chunks() -> None:
             answered.set()
         assert first.result(TIMEOUT_S).tolist() == second.tolist() == [0] * 64
     assert layout.view(snapshots[1], chunks[1]).tolist() == [1] * 64  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_bytes", [4, 5056, 32 << 10, (32 << 10) + 4])
+def test_a_chunk_of_one_small_tensor_is_copied_and_a_lost_storage_seen(num_bytes: int) -> None:
+    x = torch.arange(num_bytes // 4, dtype=torch.int32)
+    table = describe([x])
+    (chunk,) = plan_table(table, 1 << 20).plan.chunks
+    out = torch.zeros(num_bytes, dtype=torch.uint8)
+    copy_chunk(table, chunk, out)
+    assert torch.equal(out.view(torch.int32), x)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(TornSnapshotError, match="made smaller"):
+        copy_chunk(table, chunk, out)
