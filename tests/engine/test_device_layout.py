@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tidegate.chunk_sizes import ChunkSizes
 from tidegate.device_layout import DeviceLayout, copy_chunk
 from tidegate.errors import TornSnapshotError
 from tidegate.plan import Chunk
@@ -54,7 +55,7 @@ def test_threads_that_ask_at_once_get_their_chunks() -> None:
 def test_a_chunk_of_one_small_tensor_is_copied_and_a_lost_storage_seen(num_bytes: int) -> None:
     x = torch.arange(num_bytes // 4, dtype=torch.int32)
     table = describe([x])
-    (chunk,) = plan_table(table, 1 << 20).plan.chunks
+    (chunk,) = plan_table(table, ChunkSizes(1 << 20, 1 << 20)).plan.chunks
     out = torch.zeros(num_bytes, dtype=torch.uint8)
     copy_chunk(table, chunk, out)
     assert torch.equal(out.view(torch.int32), x)

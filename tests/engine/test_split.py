@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 import torch
 
+from tidegate.chunk_sizes import ChunkSizes
 from tidegate.derived import Pair
 from tidegate.errors import TornSnapshotError
 from tidegate.job import SaveJob, StagedChunk
@@ -23,7 +24,7 @@ class Saves:
 
     def __init__(self) -> None:
         self._describer = Describer()
-        self._plans = PlanCache(CHUNK_BYTES)
+        self._plans = PlanCache(lambda _: ChunkSizes(CHUNK_BYTES, CHUNK_BYTES))
         self._pairs: dict[int, Pair] = {}
 
     def job(self, state: object) -> SaveJob:
