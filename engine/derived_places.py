@@ -34,6 +34,8 @@ class _Step:
 class DerivingPlaces(Places):
     """As Places. A source that is not loaded itself is never kept: what follows from it is made of each of its chunks.
 
+    On a GPU so is what follows from short sources that share a chunk, while others are read; the rest in the end.
+
     Args:
         table: As for Places, and so are the next three.
         wanted: There.
@@ -59,6 +61,7 @@ class DerivingPlaces(Places):
                 if self._devices[step.extent] is not None:
                     self._steps.setdefault(source, []).append(step)
         self._passing = {source for source in self._steps if self._devices[source] is None}
+        self._early: set[int] = set()
         is_read = (device is not None or i in self._passing for i, device in enumerate(self._devices))
         self._read_starts = list(itertools.accumulate(is_read, initial=0))
 
@@ -83,24 +86,36 @@ class DerivingPlaces(Places):
             if extent in self._passing:
                 for step in self._steps[extent]:
                     self._room_for(step)
+            elif not chunk.is_piece and self._is_made_early(extent):
+                self._room_for(self._steps[extent][0])
+                self._early.add(extent)
 
     def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
-        """As there; and make what follows from sources that are not kept."""
+        """As there; and make what follows from sources that are not kept, or that are here as a whole."""
         if not (chunk.is_piece and chunk.first_extent in self._passing):
             super().place(chunk, packed)
         at = 0
+        run: list[_Step] = []
         for extent in chunk.extents:
             start, num_bytes = chunk.span(extent, self._table.extent_bytes)
             if extent in self._passing:
                 for step in self._steps[extent]:
                     self._make_step(step, packed[at : at + num_bytes], start)
+            whole = self._steps[extent][0] if extent in self._early else None
+            if run and (whole is None or whole.rule is not run[0].rule):
+                self._make_run(run, packed[:at])
+                run = []
+            if whole is not None:
+                run.append(whole)
             at += num_bytes
+        if run:
+            self._make_run(run, packed)
 
     def finish(self) -> list[torch.Tensor | None]:
         """Make what follows from sources that are loaded too; then as there."""
         batches: dict[tuple[Rule, torch.device | None], list[tuple[int, _Step]]] = {}
         for source, steps in self._steps.items():
-            if source in self._passing:
+            if source in self._passing or source in self._early:
                 continue
             for step in steps:
                 if self._is_small_and_new(source, step):
@@ -112,6 +127,32 @@ class DerivingPlaces(Places):
             for first in range(0, len(batch), _BATCH_STEPS):
                 self._make_together(batch[first : first + _BATCH_STEPS])
         return super().finish()
+
+    def _is_made_early(self, source: int) -> bool:
+        """Whether an extent follows as a whole from this source, on its GPU, and is not made with many others.
+
+        On the CPU all cores read and decode until the end.
+        """
+        steps, device = self._steps.get(source, ()), self._devices[source]
+        if len(steps) != 1 or device is None or device.type != "cuda" or self._is_small_and_new(source, steps[0]):
+            return False
+        step, sizes = steps[0], self._table.extent_bytes
+        is_whole = step.start == 0 and step.end == sizes[step.extent] == sizes[source] // step.rule.ratio
+        return is_whole and device == self._devices[step.extent]
+
+    def _make_run(self, run: Sequence[_Step], sources: torch.Tensor) -> None:
+        """Make whole extents of sources that lie side by side, the last of them at the end of these bytes."""
+        rule, sizes = run[0].rule, [step.end for step in run]
+        sources = sources[sources.numel() - sum(sizes) * rule.ratio :]
+        outs = [memory for step in run if (memory := self._memory[step.extent]) is not None]
+        if sources.device != outs[0].device:
+            sources = sources.to(outs[0].device)
+        if len(outs) == 1:
+            follow(rule, sources, outs[0])
+            return
+        made = torch.empty(sum(sizes), dtype=torch.uint8, device=sources.device)
+        follow(rule, sources, made)
+        torch.split_with_sizes_copy(made, sizes, out=outs)
 
     def _is_small_and_new(self, source: int, step: _Step) -> bool:
         """Whether a step makes all of a small extent that has no memory yet, on the device of its source."""

@@ -231,6 +231,25 @@ def test_a_tight_budget_is_enough(tmp_path: Path) -> None:
     assert_same_bits(load(tmp_path), state)
 
 
+@pytest.mark.parametrize("codec", ["raw", "auto"])
+def test_many_sources_of_one_chunk(tmp_path: Path, device: torch.device, codec: str) -> None:
+    """Runs of sources with and without targets, of several rules and lengths; new, in place, on the CPU, in part."""
+    masters = [torch.randn(40_000 + 1_001 * i, device=device) for i in range(24)]
+    weights = {i: m.half() if i % 7 == 3 else m.bfloat16() for i, m in enumerate(masters) if i % 5}
+    state = {"w": weights, "masters": masters, "copies": {i: masters[i].clone() for i in (2, 3, 11)}}
+    save(state, tmp_path, chunk_bytes=1 << 20, codec=codec)
+    assert len(derived_bytes(tmp_path)) >= 2
+    assert_same_bits(load(tmp_path, map_location=str(device)), state)
+    assert_same_bits(load(tmp_path), state, device=False)
+    assert_same_bits(load(tmp_path, part="w", map_location=str(device)), weights)
+    target = {
+        "w": {i: torch.zeros_like(w) for i, w in weights.items()},
+        "masters": [torch.zeros_like(m) for m in masters],
+        "copies": {i: torch.zeros_like(c) for i, c in state["copies"].items()},  # type: ignore[attr-defined]
+    }
+    assert_same_bits(load(tmp_path, into=target), state)
+
+
 def test_one_file_derives_too(tmp_path: Path, device: torch.device) -> None:
     state = pair(torch.bfloat16, device)
     small = tidegate.save(state, tmp_path / "a.tg").stored_bytes
