@@ -1,6 +1,6 @@
 """What does a save in flight cost the steps of a training loop?
 
-    python -m bench.interference [--tiny] [--seconds N]
+    python -m bench.interference [--tiny] [--seconds N] [--layers 24] [--only GPU,device,rans …]
 
 A dense model trains, each step waited for as loops with `loss.item()` do. Phases without and with a save alternate,
 A B A B …; a phase with a save begins with the call of `save_async` and ends with the first step that finds the save
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +37,10 @@ BOUND = 0.02
 LIMITED_BYTES_PER_S = 5e9
 CODECS = ("rans", "ans", "zstd", "auto")
 SHORT_CHUNK_MIB = 64
-CASES: tuple[tuple[str, float, SnapshotMode, str, int | None], ...] = (
+NUM_LAYERS = 24
+WhatToSave = tuple[str, float, SnapshotMode, str, int | None]
+"""What bounds the loop, the sink's rate, snapshot mode, codec, and MiB of a chunk; None: the engine's default."""
+CASES: tuple[WhatToSave, ...] = (
     *(("GPU", LIMITED_BYTES_PER_S, "device", codec, None) for codec in CODECS),
     ("Python", LIMITED_BYTES_PER_S, "device", "rans", None),
     ("Python", LIMITED_BYTES_PER_S, "device", "rans", SHORT_CHUNK_MIB),
@@ -46,11 +49,10 @@ CASES: tuple[tuple[str, float, SnapshotMode, str, int | None], ...] = (
     ("GPU", math.inf, "device", "rans", None),
     ("GPU", math.inf, "lazy", "ans", None),
 )
-"""What bounds the loop, the sink's rate, snapshot mode, codec, and MiB of a chunk; None: the engine's default."""
 LEAST_STEP_S = 0.05
 MAX_BATCH = 256
 NUM_WARM_UPS = 2
-NUM_QUIET_STEPS = 10
+NUM_QUIET_STEPS = 6
 DEFAULT_SECONDS = 80.0
 
 
@@ -108,9 +110,11 @@ def alternate(
     return phases
 
 
-def measure(training: Training, batch: int, num_saves: int, budget: TimeBudget) -> Iterator[Case]:
+def measure(
+    training: Training, cases: Sequence[WhatToSave], batch: int, num_saves: int, budget: TimeBudget
+) -> Iterator[Case]:
     """Yield case after case."""
-    for i, (loop, bytes_per_s, mode, codec, chunk_mib) in enumerate(CASES):
+    for i, (loop, bytes_per_s, mode, codec, chunk_mib) in enumerate(cases):
         chosen = batch if loop == "GPU" else 1
         chunk_bytes = None if chunk_mib is None else chunk_mib << 20
         with (
@@ -120,17 +124,24 @@ def measure(training: Training, batch: int, num_saves: int, budget: TimeBudget) 
             ) as engine,
         ):
             engine.attach(training.optimizer)
-            phases = alternate(training, engine, chosen, num_saves, budget.share(len(CASES) - i))
+            phases = alternate(training, engine, chosen, num_saves, budget.share(len(cases) - i))
         yield summed_up(phases, loop, chosen, bytes_per_s, mode, codec, chunk_mib)
 
 
 def main() -> None:
     """Train, save beside it, write the results after every case."""
-    args = arguments(__doc__).parse_args()
-    training = train("dense-tiny" if args.tiny else "dense", require_cuda(), steps=5)
+    parser = arguments(__doc__)
+    parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model: 14 bytes × 12.6 M a layer")
+    parser.add_argument("--only", nargs="+", default=[], help="cases by loop, mode and codec, such as GPU,device,rans")
+    args = parser.parse_args()
+    if args.tiny:
+        training = train("dense-tiny", require_cuda(), steps=5)
+    else:
+        training = train("dense", require_cuda(), steps=5, num_layers=args.layers)
+    chosen = [case for case in CASES if not args.only or f"{case[0]},{case[2]},{case[3]}" in args.only]
     batch = 4 if args.tiny else find_batch(training)
     cases: list[Case] = []
-    for case in measure(training, batch, 1 if args.tiny else 4, TimeBudget(args.seconds or DEFAULT_SECONDS)):
+    for case in measure(training, chosen, batch, 1 if args.tiny else 4, TimeBudget(args.seconds or DEFAULT_SECONDS)):
         say(f"{case.loop}, {case.mode}, {case.codec}, {case.chunk}")
         print_table(HEAD, [case.cells()])
         cases.append(case)
