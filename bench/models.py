@@ -59,6 +59,10 @@ class Training:
         for master, weight in zip(self.master, self.weights, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
+        self.update()
+
+    def update(self) -> None:
+        """Step the optimizer, and round the master weights to weights."""
         self.optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.master)

@@ -101,7 +101,7 @@ def save_once(training: Training, engine: tidegate.CheckpointEngine, step: int, 
     else:
         found.stalls_s.append(found.hosts_s[-1])
     if found.mode == "lazy":
-        training.optimizer.step()
+        training.update()
     report = engine.wait()
     if report is None:
         raise RuntimeError("the engine has no report of the save that just ended")
