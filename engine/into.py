@@ -15,13 +15,17 @@ from .classes import field_names
 from .errors import LoadError
 from .geometry import Geometry, share_an_element
 from .parts import Part, whole
-from .paths import PathError, join_steps, step_of_live_key
+from .paths import PathError, join_steps, step_of_key, step_of_live_key
 from .rebuild import MAPPING_TAGS, MAX_DEPTH, Reader, children, tag_of
 from .table import StateTable
 from .tensors import TensorSpec, reach, row_major
 from .types import JSON
 
 _MAX_SHOWN = 5
+
+_Way = str | tuple["_Way", str | None, JSON]
+"""The steps to a place; or the way to a container and the step from there, as text, or by the key that it is of. Texts
+are put together for messages only."""
 
 
 def match_into(table: StateTable, into: object) -> list[torch.Tensor | None]:
@@ -62,12 +66,12 @@ class _Matcher:
         self._reader = Reader(())
         self._fitting: set[object] = set()
 
-    def node(self, node: JSON, value: object, path: str, depth: int) -> None:
-        tag = tag_of(node)
+    def node(self, node: JSON, value: object, path: _Way, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise PathError(f"it nests more than {MAX_DEPTH} levels deep")
-        if isinstance(node, list) and tag == "t":
-            self._tensor(node[1:], value, path)
+        tag = tag_of(node)
+        if tag == "t" and isinstance(node, list):
+            self._tensor(node[1] if len(node) > 1 else None, value, path)
         elif isinstance(node, dict) or tag in MAPPING_TAGS or tag in ("Namespace", "SimpleNamespace", "dataclass"):
             self._mapping(node, value, path, depth)
         elif tag in ("list", "tuple", "namedtuple", "deque"):
@@ -75,19 +79,17 @@ class _Matcher:
         elif isinstance(value, (torch.Tensor, dict, list)) or type(value) is tuple:
             raise _mismatch(path, _kind_of_leaf(node, tag), _kind_of(value))
 
-    def _tensor(self, args: Sequence[JSON], value: object, path: str) -> None:
-        index = args[0] if args else None
+    def _tensor(self, index: JSON, value: object, path: _Way) -> None:
         if type(index) is not int or not 0 <= index < len(self.found):
-            raise PathError(f"the skeleton names a tensor that is not there at {join_steps([path])}")
-        spec = self._table.spec(index)
+            raise PathError(f"the skeleton names a tensor that is not there at {join_steps([_spelled(path)])}")
+        number = self._table.tensor_spec[index]
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
-            raise _mismatch(path, str(spec), _kind_of(value))
+            raise _mismatch(path, str(self._table.specs[number]), _kind_of(value))
         kind = None
         if value.layout == torch.strided:
-            number = self._table.tensor_spec[index]
             kind = (number, value.dtype, value.shape, value.stride(), value.is_inference(), value.is_meta)
         if kind is None or kind not in self._fitting:
-            self._check_fit(spec, value, path)
+            self._check_fit(self._table.specs[number], value, path)
             self._fitting.add(kind)
         earlier = self.found[index]
         if earlier is not None and not _is_same_memory(earlier, value):
@@ -95,19 +97,24 @@ class _Matcher:
         if earlier is None:
             self.found[index] = value
 
-    def _check_fit(self, spec: TensorSpec, value: torch.Tensor, path: str) -> None:
+    def _check_fit(self, spec: TensorSpec, value: torch.Tensor, path: _Way) -> None:
         reason = _why_not_filled(value)
         if reason:
-            raise LoadError(f"cannot load into {join_steps([path])}: {reason}", stage="place", fqn=join_steps([path]))
+            name = join_steps([_spelled(path)])
+            raise LoadError(f"cannot load into {name}: {reason}", stage="place", fqn=name)
         if tuple(value.shape) != spec.shape or dtype_name(value.dtype) != spec.dtype:
             raise _mismatch(path, str(spec), _kind_of(value))
 
-    def _mapping(self, node: JSON, value: object, path: str, depth: int) -> None:
+    def _mapping(self, node: JSON, value: object, path: _Way, depth: int) -> None:
         live = _attributes(value) if not isinstance(value, dict) else value
         if live is None:
             raise _mismatch(path, _kind_of_node(node), _kind_of(value))
         inner = node[-1] if isinstance(node, list) and node[0] not in MAPPING_TAGS else node
-        pairs = [(step, child) for step, child in children(inner)]
+        if isinstance(inner, dict) and inner.keys() == live.keys():
+            for name, child in inner.items():
+                self.node(child, live[name], (path, None, name), depth + 1)
+            return
+        pairs = list(children(inner))
         keys = list(inner) if isinstance(inner, dict) else self._keys(inner)
         missing = [step for key, (step, _) in zip(keys, pairs, strict=True) if key not in live]
         if missing or len(live) != len(keys):
@@ -115,7 +122,7 @@ class _Matcher:
             extra = [step_of_live_key(key) for key in live if key not in known]
             raise _mismatch(path, _listed("keys that `into` lacks", missing), _listed("keys of its own", extra))
         for key, (step, child) in zip(keys, pairs, strict=True):
-            self.node(child, live[key], path + step, depth + 1)
+            self.node(child, live[key], (path, step, None), depth + 1)
 
     def _keys(self, node: JSON) -> list[object]:
         if not isinstance(node, list):
@@ -124,14 +131,14 @@ class _Matcher:
         pairs = [pair for pair in node[first:] if isinstance(pair, list) and len(pair) == 2]
         return self._reader.keys([pair[0] for pair in pairs])
 
-    def _sequence(self, node: JSON, value: object, path: str, depth: int) -> None:
+    def _sequence(self, node: JSON, value: object, path: _Way, depth: int) -> None:
         nodes = list(children(node))
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
             raise _mismatch(path, _kind_of_node(node), _kind_of(value))
         if len(value) != len(nodes):
             raise _mismatch(path, f"a {_kind_of_node(node)} of {len(nodes)}", f"{_kind_of(value)} of {len(value)}")
         for (step, child), item in zip(nodes, value, strict=True):
-            self.node(child, item, path + step, depth + 1)
+            self.node(child, item, (path, step, None), depth + 1)
 
 
 def _attributes(value: object) -> dict[object, object] | None:
@@ -228,8 +235,16 @@ def _listed(what: str, steps: Iterable[str]) -> str:
     return f"{what} ({shown})" if names else f"no {what}"
 
 
-def _mismatch(path: str, stored: str, given: str) -> LoadError:
-    return _mismatch_of(join_steps([path]), stored, given)
+def _mismatch(path: _Way, stored: str, given: str) -> LoadError:
+    return _mismatch_of(join_steps([_spelled(path)]), stored, given)
+
+
+def _spelled(way: _Way) -> str:
+    steps: list[str] = []
+    while isinstance(way, tuple):
+        way, step, key = way
+        steps.append(step_of_key(key) if step is None else step)
+    return "".join([way, *reversed(steps)])
 
 
 def _mismatch_of(path: str, stored: str, given: str) -> LoadError:
