@@ -80,8 +80,17 @@ class ByteBudget:
                 self._changed.wait()
             return False
 
+    def try_extend(self, num_bytes: int) -> bool:
+        """Take so many bytes more for a request that has been let through, if the limit allows that now."""
+        with self._changed:
+            if self._in_use + num_bytes > self.limit_bytes:
+                return False
+            self._in_use += num_bytes
+            self._peak = max(self._peak, self._in_use)
+            return True
+
     def release(self, num_bytes: int) -> None:
-        """Give bytes back."""
+        """Give bytes back, all that a request has taken."""
         with self._changed:
             self._in_use -= num_bytes
             self._count -= 1

@@ -54,9 +54,11 @@ class HostBuffer:
 
 
 class BufferPool:
-    """Buffers by size class under one budget. What is idle is reused, and freed when another size needs its room.
+    """Buffers by size class under one budget. What is idle is reused; where there is no room for one more, a larger one
+    is lent, or idle ones of other sizes make room.
 
-    Idle and lent bytes together never pass the budget (a single larger buffer passes alone).
+    Idle and lent bytes together never pass the budget (a single larger buffer passes alone). To page-lock a buffer, or
+    to unlock it, holds up the training's own calls of the CUDA driver: so what is there is kept for the next save.
 
     Args:
         budget: Counts the bytes on loan.
@@ -110,6 +112,17 @@ class BufferPool:
         capacity = self._size_class(num_bytes)
         return self._lend(capacity) if self.budget.try_acquire(capacity) else None
 
+    def stock(self, num_buffers: int, num_bytes: int) -> None:
+        """Allocate so many buffers of at least `num_bytes`, less what is idle, as far as there is room. Blocks."""
+        capacity = self._size_class(num_bytes)
+        while True:
+            with self._lock:
+                has_room = self._idle_bytes + self.budget.in_use_bytes + capacity <= self.budget.limit_bytes
+                if len(self._idle.get(capacity, ())) >= num_buffers or not has_room:
+                    return
+                self._idle.setdefault(capacity, []).append(HostBuffer(self, capacity, self._pin))
+                self._idle_bytes += capacity
+
     def trim(self) -> None:
         """Free every idle buffer."""
         with self._lock:
@@ -129,17 +142,35 @@ class BufferPool:
 
     def _lend(self, capacity: int) -> HostBuffer:
         with self._lock:
-            idle = self._idle.get(capacity)
-            if idle:
-                self._idle_bytes -= capacity
-                return idle.pop()
-            if self._idle_bytes + self.budget.in_use_bytes > self.budget.limit_bytes:
-                self.trim()
+            found = self._take_idle(capacity)
+            if found is None and not self._has_room():
+                larger = sorted(size for size, idle in self._idle.items() if idle and size > capacity)
+                found = next((self._take_idle(s) for s in larger if self.budget.try_extend(s - capacity)), None)
+            if found is not None:
+                return found
+            self._make_room()
         try:
             return HostBuffer(self, capacity, self._pin)
         except BaseException:
             self.budget.release(capacity)
             raise
+
+    def _take_idle(self, capacity: int) -> HostBuffer | None:
+        idle = self._idle.get(capacity)
+        if not idle:
+            return None
+        self._idle_bytes -= capacity
+        return idle.pop()
+
+    def _has_room(self) -> bool:
+        """Whether what is idle fits the budget beside what is lent, or about to be allocated."""
+        return self._idle_bytes + self.budget.in_use_bytes <= self.budget.limit_bytes
+
+    def _make_room(self) -> None:
+        """Free idle buffers, the smallest first, until the others fit."""
+        for capacity in sorted(self._idle):
+            while not self._has_room() and (buffer := self._take_idle(capacity)) is not None:
+                buffer.free()
 
     def _put_back(self, buffer: HostBuffer) -> None:
         with self._lock:

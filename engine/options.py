@@ -24,7 +24,7 @@ OnBusy = Literal["wait", "skip", "error"]
 _CHUNK_STEP_BYTES = 64 << 10
 _NUM_QUEUED_WRITES = 3
 _NUM_STAGED = 2
-_NUM_DEVICE_OUTPUTS = 5
+NUM_DEVICE_OUTPUTS = 5
 """Frames of CUDA chunks: as many as the largest encoder has in flight (device_shapes), and one that is written."""
 _DELTA_BUFFERS = 3
 _KEPT_SHARE = 4
@@ -176,7 +176,7 @@ def _outputs_bytes(sizes: ChunkSizes, num_outputs: int) -> int:
     host_bytes = num_outputs * frame_bound_bytes(sizes.host_bytes)
     if sizes.device_bytes == sizes.host_bytes:
         return host_bytes
-    return max(host_bytes, _NUM_DEVICE_OUTPUTS * frame_bound_bytes(sizes.device_bytes))
+    return max(host_bytes, NUM_DEVICE_OUTPUTS * frame_bound_bytes(sizes.device_bytes))
 
 
 def _kept_bytes(policy: DeltaPolicy | None, budget_bytes: int) -> int:

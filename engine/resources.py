@@ -29,10 +29,10 @@ from .device_shapes import (
     host_codec_name,
     small_host_codec_name,
 )
-from .encode import ChunkEncoder, HostEncoder
+from .encode import ChunkEncoder, HostEncoder, output_bytes
 from .errors import CodecUnavailableError
 from .job import SaveJob, StagedChunk
-from .options import Options, available_host_bytes, kept_device_bytes, split_host_budget
+from .options import NUM_DEVICE_OUTPUTS, Options, available_host_bytes, kept_device_bytes, split_host_budget
 from .snapshot import DeviceSnapshot, headroom_bytes
 from .table import StateTable
 
@@ -219,13 +219,18 @@ class Resources:
         shapes, reason = self._shapes(device, self._encoder_budget_bytes(), chunk_bytes)
         for shape in shapes:
             try:
-                return SideStreamEncoder(
+                encoder = SideStreamEncoder(
                     shape.codecs, chunk_bytes, device, self.outputs,
                     num_lanes=shape.num_lanes, num_slots=shape.num_slots, verify=self.options.verify == "decode",
                     kept_bytes=self._bases_bytes(device),
                 )  # fmt: skip
             except torch.OutOfMemoryError:
                 continue
+            if not job.writes_from_device:  # all that it will need, at once: to page-lock more holds up later steps
+                chunks = job.plan.chunks
+                frame_bytes = output_bytes(max((chunk.num_bytes for chunk in chunks), default=0))
+                self.outputs.stock(min(len(chunks), NUM_DEVICE_OUTPUTS), frame_bytes)
+            return encoder
         job.notes.append(f"encoded on the CPU: {reason}")
         self._sizes = ChunkSizes(self._sizes.host_bytes, self._sizes.host_bytes)  # from the next plan on
         return None
