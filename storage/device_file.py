@@ -16,6 +16,9 @@ from types import ModuleType
 from .base import DeviceBytes
 from .errors import StorageError
 
+OLDEST = (26, 10)
+"""The oldest KvikIO that is used."""
+
 NUM_THREADS = max(8, min(16, (os.cpu_count() or 1) * 3 // 4))
 """From the page cache to a GPU, 8 threads brought 47 GB/s, 12 and 16 of 16 cores 50, and beside decoding 24 were slower
 (bench/results/gpu-tried.json)."""
@@ -68,6 +71,7 @@ def load_kvikio() -> Kvikio:
                 os.environ["CUFILE_LOGFILE_PATH"] = os.devnull  # read when libcufile is loaded
             try:
                 module = importlib.import_module("kvikio")
+                _check_version(str(module.__version__))
                 _loaded = Kvikio(module, _set_up(module, importlib.import_module("kvikio.defaults")))
             except (ImportError, OSError, RuntimeError) as exc:
                 raise StorageError(
@@ -76,6 +80,13 @@ def load_kvikio() -> Kvikio:
                     'install tidegate[cu13] or tidegate[cu12], as your torch has it, or open the store with io="auto"'
                 ) from exc
         return _loaded
+
+
+def _check_version(version: str) -> None:
+    """Refuse a KvikIO that, when one of a read's tasks has failed, does not wait for the others: they would go on to
+    fill memory that is somebody else's by then."""
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        raise ImportError(f"version {version} is too old: {OLDEST[0]}.{OLDEST[1]} or later is needed")
 
 
 def _set_up(module: ModuleType, defaults: ModuleType) -> str:

@@ -46,6 +46,7 @@ class FakeKvikio:
         faults: What must never happen.
         settings: `kvikio.defaults`.
         has_driver: Whether there is a driver for GPUDirect Storage.
+        version: KvikIO's.
     """
 
     def __init__(self) -> None:
@@ -58,11 +59,13 @@ class FakeKvikio:
         self.faults: list[str] = []
         self.settings: dict[str, object] = {"num_threads": 1, "compat_mode": "AUTO"}
         self.has_driver = False
+        self.version = "26.10.00"
         self.pool = WorkerPool(4, "fake-kvikio")
 
     def modules(self) -> dict[str, ModuleType]:
         """`kvikio` and those below it."""
         kvikio, defaults, driver = (ModuleType(f"kvikio{name}") for name in ("", ".defaults", ".cufile_driver"))
+        kvikio.__version__ = self.version  # type: ignore[attr-defined]
         kvikio.CuFile = lambda path, flags: FakeCuFile(self, path, flags)  # type: ignore[attr-defined]
         kvikio.CompatMode = type("CompatMode", (), {"ON": "ON"})  # type: ignore[attr-defined]
         defaults.get = self.settings.__getitem__  # type: ignore[attr-defined]

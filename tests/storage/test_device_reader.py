@@ -18,6 +18,7 @@ from tidegate.storage import (
     DeviceReadingStore,
     LocalStore,
     MemoryStore,
+    StorageError,
     StoreIOError,
     device_file,
 )
@@ -85,9 +86,7 @@ def test_reads_go_on_by_themselves(kvikio: FakeKvikio, reader: DeviceReader) -> 
 
 
 @pytest.mark.parametrize(("offset", "num_bytes"), [(99_999, 2), (100_001, 0), (-1, 1), (0, 100_001)])
-def test_beyond_the_end_nothing_is_read(
-    kvikio: FakeKvikio, reader: DeviceReader, offset: int, num_bytes: int
-) -> None:
+def test_beyond_the_end_nothing_is_read(kvikio: FakeKvikio, reader: DeviceReader, offset: int, num_bytes: int) -> None:
     with pytest.raises(StoreIOError, match=r"cannot read bytes .* of .*s/a: it has 100000; it was cut short"):
         reader.start_read(offset, room(num_bytes))
     assert kvikio.events == []
@@ -149,3 +148,17 @@ def test_without_kvikio_our_own_threads_read(monkeypatch: pytest.MonkeyPatch, tm
         assert not store.reads_into_devices(1 << 50)
         store.close()
     assert not isinstance(MemoryStore(), DeviceReadingStore)
+
+
+@pytest.mark.parametrize(("version", "is_used"), [("26.10.00", True), ("27.02.01", True), ("26.08.00", False)])
+def test_an_old_kvikio_is_not_used(kvikio: FakeKvikio, tmp_path: Path, version: str, is_used: bool) -> None:
+    """It would not wait for all of a read's tasks when one of them has failed."""
+    sys.modules["kvikio"].__version__ = version  # type: ignore[attr-defined]
+    store = LocalStore(tmp_path)
+    assert store.reads_into_devices(GIB) is is_used
+    store.close()
+    if not is_used:
+        with pytest.raises(
+            StorageError, match=r"cannot be used \(version 26\.08\.00 is too old: 26\.10 or later"
+        ):
+            LocalStore(tmp_path, io="gds")
