@@ -12,6 +12,7 @@ import os
 import threading
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from .base import DeviceBytes
 from .errors import StorageError
@@ -104,6 +105,15 @@ def _set_up(module: ModuleType, defaults: ModuleType) -> str:
     return "KvikIO without GPUDirect Storage (it has no driver here)"
 
 
+def open_file(path: str, flags: str) -> Any:
+    """Open a file with KvikIO. Raises OSError; StorageError if KvikIO cannot be used."""
+    kvikio = load_kvikio()
+    try:
+        return kvikio.module.CuFile(path, flags)
+    except RuntimeError as exc:
+        raise os_error(exc) from exc
+
+
 class DeviceFile:
     """An open file that takes bytes of CUDA devices. Closed with `close`, or when it is dropped.
 
@@ -116,11 +126,7 @@ class DeviceFile:
     """
 
     def __init__(self, path: str) -> None:
-        kvikio = load_kvikio()
-        try:
-            self._handle = kvikio.module.CuFile(path, "r+")
-        except RuntimeError as exc:
-            raise os_error(exc) from exc
+        self._handle = open_file(path, "r+")
 
     def write_at(self, offset: int, data: DeviceBytes) -> None:
         """Write all of `data` at `offset`. Blocks, without the GIL. Safe for threads whose ranges do not overlap.

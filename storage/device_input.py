@@ -10,7 +10,7 @@ import errno
 from typing import Any
 
 from .base import DeviceBytes
-from .device_file import CudaArray, load_kvikio, os_error
+from .device_file import CudaArray, open_file, os_error
 
 TASK_BYTES = 8 << 20
 """What one of its threads reads at a time: with 4 and with 16 MiB it was slower."""
@@ -28,11 +28,7 @@ class DeviceInput:
     """
 
     def __init__(self, path: str) -> None:
-        kvikio = load_kvikio()
-        try:
-            self._handle = kvikio.module.CuFile(path, "r")
-        except RuntimeError as exc:
-            raise os_error(exc) from exc
+        self._handle = open_file(path, "r")
 
     def start_read(self, offset: int, out: DeviceBytes) -> PendingRead:
         """Have KvikIO's threads fill `out` with what the file has at `offset`. Does not block.

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 import tidegate
-from tests.gpu.test_restore_on_gpu import CHUNK, HOME, copy_of, mixed_state, no_reader_is_left
+from tests.gpu.test_restore_on_gpu import (
+    CHUNK,
+    HOME,
+    check_that_queued_work_comes_first,
+    copy_of,
+    mixed_state,
+    no_reader_is_left,
+)
 from tests.kit.bits import assert_same_bits, physical_bytes
 from tests.kit.loading import load, object_of, saved
 from tidegate.container import read_index
@@ -95,23 +102,7 @@ def test_small_targets_of_any_alignment_and_strides(
 
 def test_work_queued_on_the_callers_stream_comes_first(codec: str, device: torch.device, store: LocalStore) -> None:
     """A store waits for no stream: the load must, before memory is written that queued work still uses."""
-    state = {"a": torch.randn(4 * CHUNK, device=device), "noise": torch.randint(0, 256, (CHUNK,), device=device)}
-    saved(state, codec, store, chunk_bytes=CHUNK)
-    busy = torch.randn(4096, 4096, device=device)
-    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        for _ in range(3):
-            for _ in range(20):
-                busy = (busy @ busy).clamp_(-1, 1)
-            for tensor in target.values():
-                tensor.fill_(7)
-            load(store, into=target)
-            found = {name: tensor.clone() for name, tensor in target.items()}
-            new = load(store, map_location=device)
-            del new  # its memory is taken again by the next load
-        torch.cuda.current_stream().synchronize()
-    assert_same_bits(found, state)
+    check_that_queued_work_comes_first(codec, device, store)
 
 
 def flipped(path: Path, bit: int) -> None:

@@ -34,7 +34,7 @@ from tidegate.codec.registry import needs_gpu
 from tidegate.codec.words import WordType
 from tidegate.container import read_index
 from tidegate.lane_frames import BODIES_BYTES
-from tidegate.storage import StoreIOError
+from tidegate.storage import MemoryStore, Store, StoreIOError
 from tidegate.storage.local import LocalStore
 
 pytestmark = pytest.mark.gpu
@@ -158,10 +158,10 @@ def test_small_parts(codec: str, device: torch.device, in_pieces: None) -> None:
     assert_same_bits(mine, {"view": state["large"][10:20].clone(), "small.8": state["small"][8]})  # type: ignore[index]
 
 
-def test_work_queued_on_the_callers_stream_comes_first(codec: str, device: torch.device) -> None:
+def check_that_queued_work_comes_first(codec: str, device: torch.device, store: Store) -> None:
     """What the caller has queued on tensors that are then loaded into, and what it queues on them afterwards."""
     state = {"a": torch.randn(4 * CHUNK, device=device), "noise": torch.randint(0, 256, (CHUNK,), device=device)}
-    store = saved(state, codec)
+    saved(state, codec, store)
     busy = torch.randn(4096, 4096, device=device)
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     torch.cuda.synchronize()
@@ -177,6 +177,10 @@ def test_work_queued_on_the_callers_stream_comes_first(codec: str, device: torch
             del new  # its memory is taken again by the next load
         torch.cuda.current_stream().synchronize()
     assert_same_bits(found, state)
+
+
+def test_work_queued_on_the_callers_stream_comes_first(codec: str, device: torch.device) -> None:
+    check_that_queued_work_comes_first(codec, device, MemoryStore())
 
 
 def test_many_small_tensors_have_storages_of_their_own(device: torch.device) -> None:
