@@ -55,16 +55,24 @@ def match_parts(table: StateTable, pairs: Sequence[tuple[Part, object]]) -> list
             matcher.node(part.node, into, part.steps, 0)
     except (PathError, RecursionError) as exc:
         raise LoadError(f"the stored state cannot be matched with `into`: {exc}", stage="place") from None
-    _check_sharing(table, matcher.found)
+    _check_sharing(table, matcher.found, matcher.spans)
     return matcher.found
 
 
 class _Matcher:
+    """Walks the stored state and the caller's side by side.
+
+    Attributes:
+        found: The caller's tensors, by stored one.
+        spans: Of each that has elements: device, first and end address, and which it is.
+    """
+
     def __init__(self, table: StateTable) -> None:
         self.found: list[torch.Tensor | None] = [None] * len(table.tensor_spec)
+        self.spans: list[tuple[int, int, int, int]] = []
         self._table = table
         self._reader = Reader(())
-        self._fitting: set[object] = set()
+        self._span_bytes: dict[tuple[object, ...], int] = {}
 
     def node(self, node: JSON, value: object, path: _Way, depth: int) -> None:
         if depth > MAX_DEPTH:
@@ -85,25 +93,30 @@ class _Matcher:
         number = self._table.tensor_spec[index]
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
             raise _mismatch(path, str(self._table.specs[number]), _kind_of(value))
-        kind = None
+        kind: tuple[object, ...] = ()
         if value.layout == torch.strided:
             kind = (number, value.dtype, value.shape, value.stride(), value.is_inference(), value.is_meta)
-        if kind is None or kind not in self._fitting:
-            self._check_fit(self._table.specs[number], value, path)
-            self._fitting.add(kind)
+        span_bytes = self._span_bytes.get(kind)
+        if span_bytes is None:
+            span_bytes = self._span_bytes[kind] = self._checked(self._table.specs[number], value, path)
         earlier = self.found[index]
         if earlier is not None and not _is_same_memory(earlier, value):
             raise _mismatch(path, f"the same tensor as {self._table.fqn(index)}", "a tensor apart; tie them first")
         if earlier is None:
             self.found[index] = value
+            if span_bytes:
+                start = value.data_ptr()
+                self.spans.append((value.get_device(), start, start + span_bytes, index))
 
-    def _check_fit(self, spec: TensorSpec, value: torch.Tensor, path: _Way) -> None:
+    def _checked(self, spec: TensorSpec, value: torch.Tensor, path: _Way) -> int:
+        """Return the bytes from the first element of a tensor to the end of its furthest. Raises LoadError: no fit."""
         reason = _why_not_filled(value)
         if reason:
             name = join_steps([_spelled(path)])
             raise LoadError(f"cannot load into {name}: {reason}", stage="place", fqn=name)
         if tuple(value.shape) != spec.shape or dtype_name(value.dtype) != spec.dtype:
             raise _mismatch(path, str(spec), _kind_of(value))
+        return reach(spec.shape, value.stride()) * spec.itemsize if spec.num_bytes else 0
 
     def _mapping(self, node: JSON, value: object, path: _Way, depth: int) -> None:
         live = _attributes(value) if not isinstance(value, dict) else value
@@ -167,25 +180,13 @@ def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a is b or (a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
 
 
-def _check_sharing(table: StateTable, found: Sequence[torch.Tensor | None]) -> None:
+def _check_sharing(
+    table: StateTable, found: Sequence[torch.Tensor | None], spans: list[tuple[int, int, int, int]]
+) -> None:
     """Refuse tensors of the caller's that share memory where the stored ones have values of their own."""
-    spans: list[tuple[int, int, int, int]] = []
-    ranks: dict[torch.device, int] = {}
-    span_of: dict[tuple[int, tuple[int, ...]], int] = {}
-    for i, (number, tensor) in enumerate(zip(table.tensor_spec, found, strict=True)):
-        if tensor is None or not tensor.numel():
-            continue
-        key = (number, tensor.stride())
-        span_bytes = span_of.get(key)
-        if span_bytes is None:
-            spec = table.specs[number]
-            span_bytes = span_of[key] = reach(spec.shape, key[1]) * spec.itemsize
-        start = tensor.data_ptr()
-        spans.append((ranks.setdefault(tensor.device, len(ranks)), start, start + span_bytes, i))
-    spans.sort()
     group: list[int] = []
-    where, end = -1, 0
-    for device, start, stop, i in spans:
+    where, end = -2, 0
+    for device, start, stop, i in sorted(spans):
         if device != where or start >= end:
             _check_group(table, found, group)
             group, where, end = [], device, 0
