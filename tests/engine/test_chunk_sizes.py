@@ -206,6 +206,13 @@ def num_frames(report: tidegate.SaveReport) -> int:
     return sum(total.num_frames for total in report.by_codec.values())
 
 
+def assert_comes_back(engine: tidegate.CheckpointEngine, state: dict[str, torch.Tensor]) -> None:
+    """Compared where it is: gigabytes take long on the CPU."""
+    loaded = engine.load(map_location={"cuda:0": "cuda:0"})
+    assert isinstance(loaded, dict) and loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())  # integers and plain floats
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("codec", "snapshot", "host_budget"),
@@ -237,7 +244,7 @@ def test_longer_chunks_of_cuda_tensors_in_every_mode(codec: str, snapshot: str, 
             assert report.peak_host_bytes <= host_budget
         assert engine._resources.sizes_for(describe(state)) == expected
         assert num_frames(report) == math.ceil(4 * GIB / expected.device_bytes) + 1
-        assert_same_bits(engine.load(map_location={"cuda:0": "cuda:0"}), state)
+        assert_comes_back(engine, state)
 
 
 @pytest.mark.gpu
@@ -246,7 +253,7 @@ def test_what_no_gpu_encodes_has_the_chunks_of_host_memory() -> None:
     with tidegate.CheckpointEngine(MemoryStore(), codec="planes:exponent=zstd") as engine:
         report = engine.save_async(state, step=0).result(300)
         assert num_frames(report) == 2048 // 64
-        assert_same_bits(engine.load(map_location={"cuda:0": "cuda:0"}), state)
+        assert_comes_back(engine, state)
 
 
 @pytest.mark.gpu
