@@ -102,7 +102,7 @@ class DerivingPlaces(Places):
                 for step in self._steps[extent]:
                     self._make_step(step, packed[at : at + num_bytes], start)
             whole = self._steps[extent][0] if extent in self._early else None
-            if run and (whole is None or whole.rule is not run[0].rule):
+            if run and (whole is None or not self._goes_with(whole, run[0])):
                 self._make_run(run, packed[:at])
                 run = []
             if whole is not None:
@@ -139,6 +139,9 @@ class DerivingPlaces(Places):
         step, sizes = steps[0], self._table.extent_bytes
         is_whole = step.start == 0 and step.end == sizes[step.extent] == sizes[source] // step.rule.ratio
         return is_whole and device == self._devices[step.extent]
+
+    def _goes_with(self, step: _Step, other: _Step) -> bool:
+        return step.rule is other.rule and self._devices[step.extent] == self._devices[other.extent]
 
     def _make_run(self, run: Sequence[_Step], sources: torch.Tensor) -> None:
         """Make whole extents of sources that lie side by side, the last of them at the end of these bytes."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 
 from tidegate.storage.base import DeviceBytes, DeviceRead
@@ -20,6 +18,9 @@ class DirectRead:
         key: The object.
         offset: Where in it the bytes begin.
         out: Where they go: uint8, 1-D, contiguous, CUDA, used by nothing that is queued.
+
+    Attributes:
+        failure: Why the store could not do it, where the bytes came through host memory instead.
     """
 
     def __init__(self, objects: OpenObjects, key: str, offset: int, out: torch.Tensor) -> None:
@@ -29,8 +30,11 @@ class DirectRead:
         self._out = out
         reader = objects.device_reader(key)
         self._read: DeviceRead | None = None
-        with contextlib.suppress(StorageError):  # `wait` tries the other way, and says what is wrong if that fails too
+        self.failure: StorageError | None = None
+        try:
             self._read = reader.start_read(offset, DeviceBytes(out.data_ptr(), out.numel(), out.get_device(), out))
+        except StorageError as exc:
+            self.failure = exc
 
     def is_done(self) -> bool:
         """Whether `wait` has nothing to wait for."""
@@ -42,11 +46,12 @@ class DirectRead:
         Raises:
             StorageError: It cannot be read through host memory either.
         """
-        with contextlib.suppress(StorageError):
+        try:
             if self._read is not None:
                 self._read.wait()
                 return
+        except StorageError as exc:
+            self.failure = exc
         host = torch.empty(self._out.numel(), dtype=torch.uint8)
         self._objects.read_into(self._key, self._offset, host.numpy().data)
-        self._out.copy_(host)
-        torch.cuda.current_stream(self._out.device).synchronize()
+        self._out.copy_(host)  # waits for the copy

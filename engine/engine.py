@@ -60,8 +60,8 @@ class CheckpointEngine:
         snapshot: How the state is staged: "host", "device", "lazy", or "auto", the first that fits (snapshot.py).
         chunk_bytes: The pipeline's unit; a multiple of 4,096. None: 64 MiB of tensors in host memory; of CUDA tensors
             1/512 of the smallest GPU that this process sees, or of the device budget, as a power of two from 64 to 256
-            MiB, less where a GPU has no room for an encoder of so much; with `delta` 64 MiB of all. Made smaller where
-            the host budget asks for it, what None gives CUDA tensors first.
+            MiB, less where the first state has not 32 chunks of that, or a GPU no room to encode them; with `delta` 64
+            MiB of all. Made smaller where the host budget asks for it, what None gives CUDA tensors first.
         device_budget_bytes: The most GPU memory for snapshot and encoder on a device; None: what is free, less some
             headroom.
         host_budget_bytes: The most host memory for copies and frames in flight; None: half of what is available.

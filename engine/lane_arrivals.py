@@ -12,6 +12,7 @@ import torch
 from tidegate.codec.base import HEADER_BYTES, RAW_CODEC
 from tidegate.codec.device_decode import prefix_bytes
 from tidegate.codec.kernels import indexed, kernels_of
+from tidegate.storage.errors import StorageError
 
 from .direct_read import DirectRead
 from .frames import check_start
@@ -40,6 +41,7 @@ class Arrivals:
 
     Attributes:
         queue: The frames that have been passed on, and None at the end.
+        not_direct: Why the store could not read right into device memory the first time that it could not.
         slots: Memory for those that do not go right to where they belong; whoever has decoded one gives it back.
     """
 
@@ -55,6 +57,7 @@ class Arrivals:
         self.queue: SimpleQueue[LaneFrame | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._reads = threading.Semaphore(_MAX_READS)
+        self.not_direct: StorageError | None = None
 
     def open(self, item: ReadItem, num_pieces: int) -> LaneFrame | None:
         """Find memory for a frame and for its chunk. Blocks until a slot is free; None if the load has failed."""
@@ -148,6 +151,7 @@ class Arrivals:
                 frame.reading.wait()
             finally:
                 self._reads.release()
+            self.not_direct = self.not_direct or frame.reading.failure
 
     def end(self) -> None:
         """Say that nothing more comes."""

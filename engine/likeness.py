@@ -19,7 +19,7 @@ _NUM_FEW = 16
 _BLOCK_TENSORS = 256
 """So many are looked at in one go, call after call, while what the first call has read of them is in the core's cache.
 
-Passes over all of thousands would find it gone, and take 1.1 times as long.
+Passes over all of thousands would find it gone.
 """
 
 

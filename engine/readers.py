@@ -5,6 +5,7 @@ Where a store reads into devices itself, only the one that decodes is there for 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
 from .buffers import BufferPool
+from .errors import CheckpointWarning
 from .failure import Failure
 from .frames import HostDecoder, chain_of
 from .landing import Landing
@@ -119,6 +121,15 @@ class _Crew:
             self._objects.close()
             self._failure.forget()
         self._failure.raise_first()
+        for lane in self._lanes:
+            if lane.arrivals.not_direct is not None:
+                warnings.warn(
+                    f"some frames could not be read right into the memory of {lane.device}, and came through host "
+                    f'memory, which is slower: {lane.arrivals.not_direct}; open the store with io="direct" to do '
+                    "without",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
 
     def _host_pool(self) -> BufferPool:
         """Two buffers a thread, a frame and what it decodes to: nobody ever waits for another's second."""

@@ -29,12 +29,6 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def kvikio(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKvikio]:
-    with fake_kvikio(monkeypatch) as fake:
-        yield fake
-
-
-@pytest.fixture
 def store(kvikio: FakeKvikio, tmp_path: Path) -> Iterator[LocalStore]:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "a").write_bytes(CONTENT)

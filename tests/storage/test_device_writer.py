@@ -33,12 +33,6 @@ from tidegate.storage import (
 
 
 @pytest.fixture
-def kvikio(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKvikio]:
-    with fake_kvikio(monkeypatch) as fake:
-        yield fake
-
-
-@pytest.fixture
 def store(kvikio: FakeKvikio, tmp_path: Path) -> Iterator[LocalStore]:
     store = LocalStore(tmp_path / "root", io="gds")
     yield store

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.contract.store_contract import StoreContract
+from tests.kit.gds import gds_store, kvikio_mode
 from tests.kit.mounts import mounted
 from tests.kit.store_checks import TIMEOUT_S, leftovers, listing
 from tests.kit.wrapping import content
@@ -27,7 +28,6 @@ from tidegate.storage import (
     StoreFullError,
     output_file,
 )
-from tidegate.storage.device_file import load_kvikio
 
 pytestmark = pytest.mark.gpu
 
@@ -35,17 +35,13 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def mode() -> str:
     """How KvikIO writes here."""
-    try:
-        return load_kvikio().mode
-    except StorageError as exc:
-        pytest.skip(str(exc))
+    return kvikio_mode()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(tmp_path / "root", io="gds")
-    yield store
-    store.close()
+    with gds_store(tmp_path) as store:
+        yield store
 
 
 class TestLocalStoreGds(StoreContract):
