@@ -135,10 +135,10 @@ class LateS3(ScriptedS3):
 
 
 @contextlib.contextmanager
-def opened(front: ScriptedS3, prefix: str) -> Iterator[S3Store]:
-    """A store on a server that is scripted."""
+def opened(front: ScriptedS3, prefix: str, **options: Any) -> Iterator[S3Store]:
+    """A store on a server that is scripted; by default it gives up soon."""
     with front:
-        store = S3Store("bucket", prefix, options=S3Options(endpoint_url=front.endpoint_url, **QUICK))
+        store = S3Store("bucket", prefix, options=S3Options(endpoint_url=front.endpoint_url, **{**QUICK, **options}))
         store.prepare()
         yield store
         store.close()
@@ -187,12 +187,13 @@ def test_A20_a_late_upload_of_an_object_that_succeeded_is_aborted_too(
             return None if is_second else super().script(request)
 
     front = First(aws_environment.endpoint_url)
-    with opened(front, run_prefix) as store:
+    with opened(front, run_prefix, deadline_s=60.0) as store:  # the second create has to get through on a busy machine
         writer = store.create("a")
         writer.append(memoryview(bytes(16 << 20)))
         writer.seal()
-        assert front.num_requests("CreateMultipartUpload") == 2
-        assert await_true(lambda: len(uploads_at(aws_environment, run_prefix)) == 1)
+        num_creates = front.num_requests("CreateMultipartUpload")
+        assert num_creates > 1
+        assert await_true(lambda: len(uploads_at(aws_environment, run_prefix)) == num_creates - 1)
         store.close()
         assert uploads_at(aws_environment, run_prefix) == []
         assert store.stat("a").num_bytes == 16 << 20
