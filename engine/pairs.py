@@ -6,7 +6,8 @@ new, and again when a guess has failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +41,7 @@ class PairFinder:
     _pairs: Mapping[int, Pair] = field(default_factory=dict)
     _last: DerivedChunks | None = None
     _missed: frozenset[int] = frozenset()
+    _doubtful: set[int] = field(default_factory=set)
 
     def of(self, table: StateTable) -> Mapping[int, Pair]:
         """Return the pairs of a state by target extent: the same object while nothing has changed.
@@ -49,8 +51,14 @@ class PairFinder:
         """
         if self.option is False:
             return self._pairs
-        if table.signature != self._signature or self._has_failed():
-            self._pairs = find_pairs(table, self.option)
+        is_new, failed = table.signature != self._signature, self._failed()
+        if is_new:
+            self._doubtful.clear()
+        if is_new or failed:
+            self._doubtful |= failed
+            found = find_pairs(table, self.option, self._doubtful)
+            if is_new or found != self._pairs:
+                self._pairs = found
             self._signature = table.signature
         return self._pairs
 
@@ -58,29 +66,41 @@ class PairFinder:
         """Remember what a save has of the pairs, to see whether they hold."""
         self._last = derived
 
-    def _has_failed(self) -> bool:
-        """Whether a pair has failed that held before, or for the first time."""
-        missed = self._last.missed() if self._last is not None else frozenset()
-        is_new = bool(missed - self._missed)
+    def _failed(self) -> set[int]:
+        """The targets of chunks that failed in the last save and held before, or were tried for the first time."""
+        if self._last is None:
+            return set()
+        missed, derivations = self._last.missed(), self._last.candidates.derivations
+        sources = {source for chunk in missed - self._missed for source in derivations[chunk].sources}
         self._missed = missed
-        return is_new
+        return {target for target, pair in self._pairs.items() if pair.source in sources}
 
 
-def find_pairs(table: StateTable, option: DeriveOption = True) -> dict[int, Pair]:
+def find_pairs(
+    table: StateTable, option: DeriveOption = True, doubtful: Collection[int] = frozenset()
+) -> dict[int, Pair]:
     """Find pairs in a described state, by target extent. Waits for GPUs.
+
+    Args:
+        table: The state.
+        option: What the user asked for.
+        doubtful: Extents that were of a pair that may have failed. Where all values that are looked at are one and the
+            same, as those of a young model's norms are, they get none: a wrong pair costs the whole chunk, and such
+            extents are short, or take no room.
 
     Raises:
         ConfigError: The user has named a pair that is none.
     """
-    finder = _Finder(table)
+    finder = _Finder(table, doubtful)
     if isinstance(option, Mapping):
         return finder.named(option)
     return finder.search() if option else {}
 
 
 class _Finder:
-    def __init__(self, table: StateTable) -> None:
+    def __init__(self, table: StateTable, doubtful: Collection[int]) -> None:
         self._table = table
+        self._doubtful = doubtful
         self._sampled: dict[int, bytes] = {}
         self._first: dict[int, int] = {}
         for tensor, extent in enumerate(table.tensor_extent):
@@ -162,17 +182,27 @@ class _Finder:
             by_sample: dict[bytes, list[int]] = {}
             for source, sample in zip(sources, rounded, strict=True):
                 by_sample.setdefault(sample, []).append(source)
+            ranks = self._ranks(group)
             for target, sample in zip(targets, self._samples(targets), strict=True):
-                if sample in by_sample:
-                    pairs[target] = Pair(rule, self._nearest(target, by_sample[sample]))
+                if sample in by_sample and not (target in self._doubtful and self._is_one_value(target, sample)):
+                    pairs[target] = Pair(rule, self._nearest(target, by_sample[sample], ranks))
         return pairs
+
+    def _ranks(self, group: Sequence[int]) -> dict[int, int]:
+        """Number extents within those of their word type and role, in the order of the state."""
+        counts: Counter[tuple[WordType, str]] = Counter()
+        ranks = {}
+        for extent in sorted(group, key=self._first.__getitem__):
+            kind = (self._table.extent_words[extent], self._table.extent_roles[extent])
+            ranks[extent] = counts[kind]
+            counts[kind] += 1
+        return ranks
 
     def _copies(self, group: Sequence[int], pairs: Mapping[int, Pair]) -> dict[int, Pair]:
         """Pair extents that look the same with the first of them."""
         by_sample: dict[bytes, list[int]] = {}
         for extent, sample in zip(group, self._samples(group) if len(group) > 1 else [], strict=False):
-            itemsize = self._table.extent_words[extent].itemsize
-            if sample != sample[:itemsize] * (len(sample) // itemsize):  # one value repeated takes no room anyway
+            if not self._is_one_value(extent, sample):  # which takes no room anyway
                 by_sample.setdefault(sample, []).append(extent)
         needed = {pair.source for pair in pairs.values()}
         found: dict[int, Pair] = {}
@@ -180,6 +210,10 @@ class _Finder:
             first = min(alike, key=lambda extent: (extent not in needed, self._first[extent]))
             found |= {extent: Pair(SAME, first) for extent in alike if extent != first and extent not in needed}
         return found
+
+    def _is_one_value(self, extent: int, sample: bytes) -> bool:
+        itemsize = self._table.extent_words[extent].itemsize
+        return sample == sample[:itemsize] * (len(sample) // itemsize)
 
     def _samples(self, extents: Sequence[int]) -> list[bytes]:
         """Return some values, evenly spread, of extents of one device, word type and length."""
@@ -200,12 +234,21 @@ class _Finder:
             values = torch.stack([row.view(_CARRIERS[row.itemsize]) for row in rows])
             return _parted(values.cpu().view(torch.uint8).view(-1), len(extents))
 
-    def _nearest(self, target: int, sources: Sequence[int]) -> int:
-        """Choose, of sources that look alike, the one whose path has most in common with the target's end."""
+    def _nearest(self, target: int, sources: Sequence[int], ranks: Mapping[int, int]) -> int:
+        """Choose, of sources that look alike, the one whose path has most in common with the target's end.
+
+        Where several have, as in a list of masters, the one that comes as late among its like as the target does: all
+        weights of norms look alike at first, and each goes its own way later.
+        """
         if len(sources) == 1:
             return sources[0]
-        name = _steps(self._table.fqn(self._first[target]))
-        return max(sources, key=lambda source: _common_end(name, _steps(self._table.fqn(self._first[source]))))
+        name, rank = _steps(self._table.fqn(self._first[target])), ranks[target]
+
+        def likeness(source: int) -> tuple[int, int]:
+            there = _steps(self._table.fqn(self._first[source]))
+            return _common_end(name, there), -abs(ranks[source] - rank)
+
+        return max(sources, key=likeness)
 
 
 def _groups(extents: Sequence[int], key_of: Callable[[int], Hashable]) -> list[list[int]]:

@@ -48,13 +48,13 @@ def load(root: Path | MemoryStore, **options: Any) -> Any:
         return engine.load(**options)
 
 
-def derived_bytes(root: Path | MemoryStore) -> dict[str, int]:
+def derived_bytes(root: Path | MemoryStore, step: int = 0) -> dict[str, int]:
     """Bytes that are not stored, by rule."""
     if isinstance(root, MemoryStore):
         key = next(stat.key for stat in root.list() if stat.key.endswith("manifest.json"))
         fields = json.loads(root.read_all(key, limit_bytes=1 << 24))
     else:
-        fields = json.loads((root / record_of(root, 0).manifest_key).read_text())
+        fields = json.loads((root / record_of(root, step).manifest_key).read_text())
     assert fields["features"] == (["derived"] if "derived" in fields else [])
     rows = {item["rule"]: item["chunks"] for item in fields.get("derived", [])}
     return {rule: sum(fields["chunks"][row[0]][3] for row in found) for rule, found in rows.items()}
@@ -191,6 +191,33 @@ def test_the_pair_with_the_like_name_is_taken(tmp_path: Path) -> None:
             for i, name in enumerate(names):
                 ones[name] += i + torch.rand(40_000)
                 state["model"][name].copy_(ones[name])
+
+
+@pytest.mark.parametrize("named", [["weights"], ["weights", "masters"], []])
+def test_norms_of_a_young_model_have_their_own_masters(tmp_path: Path, device: torch.device, named: list[str]) -> None:
+    """Where few values have moved, and none of those that are looked at, only names or the order tell."""
+    masters = [torch.ones(1000, device=device) for _ in range(40)]
+    weights = [master.bfloat16() for master in masters]
+    moments = [torch.zeros(1000, device=device) for _ in range(40)]
+    state: dict[str, Any] = {"masters": masters, "exp_avg": moments, "weights": weights}
+    state |= {kind: {f"layers.{i}.norm": x for i, x in enumerate(state[kind])} for kind in named}
+    with tidegate.CheckpointEngine(tmp_path) as engine:
+        for step in range(4):
+            engine.save_async(state, step=step).result()
+            assert derived_bytes(tmp_path, step) == {"bf16-of-f32": 80_000}, f"step {step}"
+            masters[3 * step][7] += 1 + step
+            weights[3 * step].copy_(masters[3 * step])
+
+
+def test_a_wrong_pair_costs_its_chunk_once(tmp_path: Path, device: torch.device) -> None:
+    """A frozen tensor looks like the rounding of something else, and is none."""
+    masters = [torch.randn(40_000, device=device), torch.ones(1000, device=device)]
+    weights = [master.bfloat16() for master in masters]
+    weights[1][7] = 2
+    with tidegate.CheckpointEngine(tmp_path) as engine:
+        for step in range(3):
+            engine.save_async({"masters": masters, "weights": weights}, step=step).result()
+            assert derived_bytes(tmp_path, step) == ({} if step == 0 else {"bf16-of-f32": 80_000}), f"step {step}"
 
 
 def test_a_pair_that_fails_is_looked_for_again(tmp_path: Path) -> None:
