@@ -24,7 +24,7 @@ HEAD: tuple[str, ...] = (
     "stall",
     "fence",
 )
-HEAD += ("wall ms", "cost", "ms a save")
+HEAD += ("wall ms", "cost", "error", "ms a save")
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class Case:
     fence_s: float
     wall_s: float
     cost: float
+    cost_error: float | None
     costs: list[float]
     seconds_a_save: float
     snapshot: str
@@ -99,6 +100,7 @@ class Case:
             *counts,
             *milliseconds,
             self.cost,
+            "" if self.cost_error is None else self.cost_error,
             1e3 * self.seconds_a_save,
         )
 
@@ -109,6 +111,7 @@ def summed_up(
     """Pool the phases of one case."""
     quiet = [value for phase in phases.quiet_s for value in phase]
     saving = [value for phase in phases.saving_s for value in phase]
+    costs = phases.costs
     quiet_mean_s, saving_mean_s = statistics.mean(quiet), sum(phases.lasted_s) / len(saving)
     return Case(
         loop=loop,
@@ -130,7 +133,8 @@ def summed_up(
         fence_s=statistics.median(r.fence_s for r in phases.reports),
         wall_s=statistics.median(r.wall_s for r in phases.reports),
         cost=saving_mean_s / quiet_mean_s - 1,
-        costs=phases.costs,
+        cost_error=statistics.stdev(costs) / math.sqrt(len(costs)) if len(costs) > 1 else None,
+        costs=costs,
         seconds_a_save=(sum(phases.lasted_s) - quiet_mean_s * len(saving)) / len(phases.reports),
         snapshot=phases.reports[-1].snapshot,
         notes=phases.reports[-1].notes,

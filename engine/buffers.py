@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tidegate.storage.aligned import aligned_buffer
+from tidegate.storage.aligned import aligned_buffer, touch
 from tidegate.storage.base import ALIGNMENT_BYTES
 
 from .budget import ByteBudget
@@ -35,6 +35,7 @@ class HostBuffer:
         self.address = self.tensor.data_ptr()
         self.is_pinned = pin
         if pin:
+            touch(self.view)
             _check_cuda(torch.cuda.cudart().cudaHostRegister(self.address, capacity, 0))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .collector import collector_at_rest
 from .derived import DerivedChunks
 from .derived_device import Comparisons
 from .device_layout import LayoutCache
@@ -43,7 +44,8 @@ class Preparation:
         Raises:
             ConfigError: The user has named a pair of tensors that is none.
         """
-        planned = self._plans.of(table, self._pairs.of(table))
+        with collector_at_rest():
+            planned = self._plans.of(table, self._pairs.of(table))
         derived = DerivedChunks(planned.candidates)
         self._pairs.watch(derived)
         job = SaveJob(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 
+import numpy as np
+
 _HUGE_BYTES = 2 << 20
 
 
@@ -30,3 +32,15 @@ def aligned_buffer(num_bytes: int) -> memoryview:
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)[:num_bytes]
+
+
+def touch(memory: memoryview) -> None:
+    """Have the system find pages for new memory. Blocks, without the GIL.
+
+    Page-locking does so too, but it keeps the CUDA driver from serving other threads meanwhile: for 256 MiB 35 to 55 ms
+    where pages are missing, 5 ms where they are there.
+
+    Args:
+        memory: Writable bytes, format "B", that nobody uses yet: some of them become zero.
+    """
+    np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0

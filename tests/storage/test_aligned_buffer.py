@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tidegate.storage.aligned import aligned_buffer
+from tidegate.storage.aligned import aligned_buffer, touch
 from tidegate.storage.base import ALIGNMENT_BYTES
 
 
@@ -28,6 +30,20 @@ def test_it_lives_as_long_as_what_was_made_of_it() -> None:
     for other in others:
         other[:] = bytes(1 << 20)
     assert (array == 7).all()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_touched_memory_is_there_and_zero() -> None:
+    num_bytes = (64 << 20) + 4096 + 1
+    before, view = resident_bytes(), aligned_buffer(num_bytes)
+    assert resident_bytes() - before < num_bytes // 8
+    touch(view)
+    assert resident_bytes() - before > num_bytes * 7 // 8
+    assert not np.frombuffer(view, np.uint8).any()
+    touch(aligned_buffer(0))
 
 
 def test_a_negative_length_is_refused() -> None:
