@@ -99,11 +99,11 @@ def reading_early(
         items: The frames, in the order of the plan.
         map_location: As for the load, and so is `into`.
         into: There.
-
-    Raises:
-        ConfigError: `map_location` names no device of this machine.
     """
-    early = _begin(store, table, items, map_location, into)
+    try:
+        early = _begin(store, table, items, map_location, into)
+    except Exception:  # noqa: BLE001 - the load meets it again, and says what it was doing
+        early = None
     try:
         yield early
     finally:
@@ -129,10 +129,7 @@ def _begin(
     objects = OpenObjects(store)
     if not fitting or not objects.reads_into_devices(sum(item.entry.header.frame_bytes for item in fitting)):
         return None
-    try:
-        return EarlyReads(objects, device, fitting)
-    except Exception:  # noqa: BLE001 - the load meets it again, and says which frame it was
-        return None
+    return EarlyReads(objects, device, fitting)
 
 
 def _likely_device(table: StateTable, map_location: MapLocation, into: object | None) -> torch.device:
