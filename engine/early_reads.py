@@ -82,9 +82,8 @@ class EarlyReads:
         ready = torch.cuda.Event()
         ready.record(home)
         ready.synchronize()  # a store waits for no stream, and what is queued may still use this memory
-        frame = LaneFrame(item, slot.memory[HEADER_BYTES:num_bytes], slot, ready)
+        frame = self._frames[item.chunk.index] = LaneFrame(item, slot.memory[HEADER_BYTES:num_bytes], slot, ready)
         frame.reading = DirectRead(self.objects, item.key, item.entry.offset, slot.memory[:num_bytes])
-        self._frames[item.chunk.index] = frame
 
 
 @contextmanager
@@ -114,9 +113,13 @@ def reading_early(
 def _begin(
     store: FrameSource, table: StateTable, items: Sequence[ReadItem], map_location: MapLocation, into: object | None
 ) -> EarlyReads | None:
-    device = _likely_device(table, map_location, into)
-    if device.type != "cuda":
+    where = Locator(map_location) if into is None else _Alike(into)
+    device = next((found for spec in table.specs if (found := where(spec.device)).type == "cuda"), None)
+    if device is None:
         return None
+    saved_from: dict[int, str] = {}
+    for spec, extent in zip(table.tensor_spec, table.tensor_extent, strict=True):
+        saved_from.setdefault(extent, table.specs[spec].device)
     known: dict[tuple[int, int], bool] = {}
     fitting: list[ReadItem] = []
     for item in items:
@@ -124,7 +127,7 @@ def _begin(
         key = (header.codec, header.parameter)
         if key not in known:
             known[key] = gpu_for(header, device) == device
-        if known[key] and item.delta is None:
+        if known[key] and item.delta is None and where(saved_from.get(item.chunk.first_extent, "cpu")) == device:
             fitting.append(item)
     objects = OpenObjects(store)
     if not fitting or not objects.reads_into_devices(sum(item.entry.header.frame_bytes for item in fitting)):
@@ -132,15 +135,15 @@ def _begin(
     return EarlyReads(objects, device, fitting)
 
 
-def _likely_device(table: StateTable, map_location: MapLocation, into: object | None) -> torch.device:
-    """Guess where the first frames go: where the first tensors do."""
-    cpu = torch.device("cpu")
-    if into is None:
-        where = Locator(map_location)
-        devices: Iterator[torch.device] = (where(spec.device) for spec in table.specs)
-    else:
-        devices = (tensor.device for tensor in _tensors(into))
-    return next((device for device in islice(devices, _MAX_LOOKS) if device.type == "cuda"), cpu)
+class _Alike:
+    """Guesses where the caller has what was saved from some device: all of a GPU's where the first tensor on one is."""
+
+    def __init__(self, into: object) -> None:
+        devices = (tensor.device for tensor in islice(_tensors(into), _MAX_LOOKS))
+        self._gpu = next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+    def __call__(self, saved: str) -> torch.device:
+        return torch.device("cpu") if saved == "cpu" else self._gpu
 
 
 def _tensors(state: object) -> Iterator[torch.Tensor]:
