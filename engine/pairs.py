@@ -73,6 +73,8 @@ class PairFinder:
         missed, derivations = self._last.missed(), self._last.candidates.derivations
         sources = {source for chunk in missed - self._missed for source in derivations[chunk].sources}
         self._missed = missed
+        if not sources:
+            return set()
         return {target for target, pair in self._pairs.items() if pair.source in sources}
 
 
