@@ -170,8 +170,8 @@ class DerivedChunks:
         return tuple(self._found[index] for index in sorted(self._found))
 
     def missed(self) -> frozenset[int]:
-        """Return the candidates that had to be stored."""
-        return frozenset(self.candidates.derivations.keys() - self._found.keys())
+        """Return the candidates whose turn has come and that had to be stored."""
+        return frozenset((self.candidates.derivations.keys() & self._started) - self._found.keys())
 
     def expect(self, wait: Callable[[], Mapping[int, bool]]) -> None:
         """Take in a comparison that a GPU was asked for: `wait` blocks for it, and says which chunks follow."""
