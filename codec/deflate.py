@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +43,12 @@ def _compress_of(word: WordType, plane: int) -> Compress:
     return _compress_skewed if skewed else _compress_any
 
 
-def _compress_skewed(block: memoryview) -> bytes:
-    return _compress(block, zlib.Z_HUFFMAN_ONLY)
+def _compress_skewed(blocks: Sequence[memoryview]) -> list[memoryview]:
+    return [memoryview(_compress(block, zlib.Z_HUFFMAN_ONLY)) for block in blocks]
 
 
-def _compress_any(block: memoryview) -> bytes:
-    return _compress(block, zlib.Z_DEFAULT_STRATEGY)
+def _compress_any(blocks: Sequence[memoryview]) -> list[memoryview]:
+    return [memoryview(_compress(block, zlib.Z_DEFAULT_STRATEGY)) for block in blocks]
 
 
 def _compress(block: memoryview, strategy: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,11 +13,13 @@ from .blocked import BlockKind, blocks_start, pack_table, padded_bytes, raw_bloc
 from .planes import extract_plane
 from .words import WordType
 
-Compress: TypeAlias = Callable[[memoryview], bytes]
-"""Codes one block."""
+Compress: TypeAlias = Callable[[Sequence[memoryview]], Sequence[memoryview]]
+"""Codes some blocks, each by itself."""
 
-# A plane is extracted this much at a time: a multiple of every block size in use.
-_STRIP_BYTES = 1 << 20
+# A plane is extracted this much at a time: a multiple of every block size in use. Each call that gives up the GIL has
+# to wait for it, up to 5 ms beside a thread that runs Python without pause; so there are few, on long strips, and bytes
+# are moved with the GIL, 20 microseconds a block.
+_STRIP_BYTES = 8 << 20
 _SAMPLE_PIECES = 32
 _SAMPLE_PIECE_BYTES = 256
 _MIN_PROBED_BYTES = 1 << 16
@@ -33,18 +35,23 @@ class _Body:
     end: int
     num_blocks: int = 0
 
-    def put(self, kind: BlockKind, block: NDArray[np.uint8]) -> bool:
-        """Append a block and its padding, or return False where there is no room for it."""
-        block_end = self.end + block.size
-        padded_end = self.end + padded_bytes(block.size)
+    def put(self, kind: BlockKind, block: memoryview, begin: int | None) -> bool:
+        """Append a block and its padding, or return False where there is no room for it.
+
+        Args:
+            kind: Its kind.
+            block: Its bytes.
+            begin: Where in `out` they are already; None: they are elsewhere.
+        """
+        block_end = self.end + block.nbytes
+        padded_end = self.end + padded_bytes(block.nbytes)
         if padded_end >= self.out.size:
             return False
-        place = self.out[self.end : block_end]
-        if place.ctypes.data != block.ctypes.data:
-            np.copyto(place, block)
-        self.out[block_end:padded_end] = 0
+        if begin != self.end:
+            self.out.data[self.end : block_end] = block
+        self.out.data[block_end:padded_end] = bytes(padded_end - block_end)
         self.kinds[self.num_blocks] = kind
-        self.stored_bytes[self.num_blocks] = block.size
+        self.stored_bytes[self.num_blocks] = block.nbytes
         self.num_blocks += 1
         self.end = padded_end
         return True
@@ -83,34 +90,40 @@ def encode_planes(
             # A plane that will be stored is extracted to where it will be stored, if that much room is left.
             # No block is overwritten before it is read: what is put before it is never longer than it was.
             place = out[body.end : body.end + num_values]
-            strip = extract_plane(values, word, plane, place if place.size == num_values else scratch[:num_values])
+            is_there = place.size == num_values and num_planes > 1
+            begins_at = body.end if is_there else None
+            strip = extract_plane(values, word, plane, place if is_there else scratch[:num_values])
             incompressible = word.is_float and plane > 0 and _looks_random(strip)
-            if not _put_strip(body, strip, block_bytes, None if incompressible else compress):
+            if not _put_strip(body, strip, begins_at, block_bytes, None if incompressible else compress):
                 return None
     table = pack_table(block_bytes, num_planes, body.kinds, body.stored_bytes)
     out[: table.size] = table
     return body.end
 
 
-def _put_strip(body: _Body, strip: NDArray[np.uint8], block_bytes: int, compress: Compress | None) -> bool:
-    for begin in range(0, strip.size, block_bytes):
-        block = strip[begin : begin + block_bytes]
-        kind, stored = BlockKind.STORED, block
-        if compress is not None:
-            kind, stored = _encode_block(block, compress)
-        if not body.put(kind, stored):
+def _put_strip(
+    body: _Body, strip: NDArray[np.uint8], begins_at: int | None, block_bytes: int, compress: Compress | None
+) -> bool:
+    """Append the blocks of a strip, which is in `body.out` from `begins_at` on, or elsewhere."""
+    starts = range(0, strip.size, block_bytes)
+    blocks = [strip[start : start + block_bytes] for start in starts]
+    varied = [] if compress is None else [i for i, block in enumerate(blocks) if not _is_constant(block)]
+    made = compress([blocks[i].data for i in varied]) if compress is not None and varied else ()
+    coded = dict(zip(varied, made, strict=True))
+    for i, block in enumerate(blocks):
+        kind, stored, begin = BlockKind.STORED, block.data, None if begins_at is None else begins_at + starts[i]
+        if i in coded and padded_bytes(coded[i].nbytes) < padded_bytes(block.size):
+            kind, stored, begin = BlockKind.CODED, coded[i], None
+        elif compress is not None and i not in coded:
+            kind, stored = BlockKind.CONSTANT, block.data[:1]
+        if not body.put(kind, stored, begin):
             return False
     return True
 
 
-def _encode_block(block: NDArray[np.uint8], compress: Compress) -> tuple[BlockKind, NDArray[np.uint8]]:
+def _is_constant(block: NDArray[np.uint8]) -> bool:
     # Three values first: almost all blocks that vary are told apart by them.
-    if block[0] == block[-1] == block[block.size // 2] and not (block != block[0]).any():
-        return BlockKind.CONSTANT, block[:1]
-    coded = compress(block.data)
-    if padded_bytes(len(coded)) < padded_bytes(block.size):
-        return BlockKind.CODED, np.frombuffer(coded, dtype=np.uint8)
-    return BlockKind.STORED, block
+    return bool(block[0] == block[-1] == block[block.size // 2]) and not (block != block[0]).any()
 
 
 def _looks_random(strip: NDArray[np.uint8]) -> bool:

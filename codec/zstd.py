@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import zstandard
@@ -71,7 +73,15 @@ class ZstdCodec:
 
 
 def _compress_of(word: WordType, plane: int) -> Compress:
-    return _contexts.compressor(word, plane).compress
+    return partial(_compress, _contexts.compressor(word, plane))
+
+
+def _compress(compressor: zstandard.ZstdCompressor, blocks: Sequence[memoryview]) -> list[memoryview]:
+    # All in one call, which gives up the GIL once; only zstandard's own C backend has it.
+    if len(blocks) == 1 or "multi_compress_to_buffer" not in zstandard.backend_features:
+        return [memoryview(compressor.compress(block)) for block in blocks]
+    coded = compressor.multi_compress_to_buffer(list(blocks), threads=0)
+    return [memoryview(coded[i]) for i in range(len(coded))]  # type: ignore[arg-type]  # as its stubs do not say
 
 
 def _decode_block(coded: memoryview, raw_bytes: int, index: int) -> bytes:

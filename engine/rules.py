@@ -8,14 +8,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from tidegate.codec.words import WordType
 
-_TILE_BYTES = {"cpu": 128 << 10, "cuda": 64 << 20}
-"""Bytes of a target that are worked on at a time: a tile and its temporaries stay in a core's cache."""
+_TILE_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
+"""Bytes of a target that are worked on at a time. On the CPU each step on a tile gives up the GIL, and waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ def follow(rule: Rule, source: torch.Tensor, out: torch.Tensor) -> None:
     if rule is SAME:
         out.copy_(source)
         return
-    make = _MAKERS[rule.name]
+    make = _maker(rule, source, out.numel())
     for here, there in _tiles(rule, source, out):
-        there.view(torch.int16).copy_(make(here))
+        make(here, there)
 
 
 def digests_of_targets(rule: Rule, source: torch.Tensor, sizes: Sequence[int], seed: int) -> list[bytes | None]:
@@ -98,14 +101,15 @@ def digest_of_target(rule: Rule, source: torch.Tensor, seed: int) -> bytes | Non
     """
     if rule is SAME:
         return digest_of(source, seed)
-    make, hashed = _MAKERS[rule.name], xxhash.xxh3_128(seed=seed)
+    hashed = xxhash.xxh3_128(seed=seed)
     made = torch.empty(min(source.numel() // rule.ratio, _TILE_BYTES["cpu"]), dtype=torch.uint8)
+    make = _maker(rule, source, made.numel())
     for start in range(0, source.numel(), _TILE_BYTES["cpu"] * rule.ratio):
         tile = source[start : start + _TILE_BYTES["cpu"] * rule.ratio]
         if rule is F16_OF_F32 and bool(tile.view(torch.float32).isnan().any()):
             return None  # whose payload depends on who rounds it
         here = made[: tile.numel() // rule.ratio]
-        here.view(torch.int16).copy_(make(tile))
+        make(tile, here)
         hashed.update(here.numpy().data)
     return hashed.digest()
 
@@ -125,24 +129,43 @@ def _tiles(rule: Rule, source: torch.Tensor, target: torch.Tensor) -> Iterator[t
         yield source[start * rule.ratio : end * rule.ratio], target[start:end]
 
 
-def _round_to_bf16(source: torch.Tensor) -> torch.Tensor:
+_Maker = Callable[[torch.Tensor, torch.Tensor], None]
+"""Makes a tile of a target of one of its source: both uint8, on one device."""
+
+
+def _maker(rule: Rule, source: torch.Tensor, num_bytes: int) -> _Maker:
+    """Return what makes the target, which has so many bytes, tile by tile."""
+    if rule is F16_OF_F32:
+        return _round_to_f16
+    if source.device.type != "cpu":
+        return _round_to_bf16
+    tile_bytes = min(num_bytes, _TILE_BYTES["cpu"])
+    return partial(_round_to_bf16_on_cpu, np.empty(tile_bytes // BF16_OF_F32.ratio, dtype=np.uint32))
+
+
+def _round_to_bf16(source: torch.Tensor, out: torch.Tensor) -> None:
     """Round to nearest, ties to even, by integers alone: no flag of a processor, and no NaN, has a say.
 
-    u + 0x7FFF + (bit 16 of u), modulo 2**32; of that the upper half (storage/FORMAT.md). int16, not contiguous.
+    u + 0x7FFF + (bit 16 of u), modulo 2**32; of that the upper half (storage/FORMAT.md).
     """
     bits = source.view(torch.int32)
     carried = bits >> 16
     carried &= 1
     carried += bits
     carried += 0x7FFF
-    return carried.view(torch.int16)[1::2]
+    out.view(torch.int16).copy_(carried.view(torch.int16)[1::2])
 
 
-def _round_to_f16(source: torch.Tensor) -> torch.Tensor:
-    return source.view(torch.float32).to(torch.float16).view(torch.int16)
+def _round_to_bf16_on_cpu(room: NDArray[np.uint32], source: torch.Tensor, out: torch.Tensor) -> None:
+    """Do the same in `room`, uint32[as many as there are floats, or more]: twice as fast as PyTorch."""
+    bits = source.numpy().view(np.uint32)
+    carried = room[: bits.size]
+    np.right_shift(bits, 16, out=carried)
+    np.bitwise_and(carried, 1, out=carried)
+    np.add(carried, bits, out=carried)
+    np.add(carried, 0x7FFF, out=carried)
+    np.right_shift(carried, 16, out=out.numpy().view(np.uint16), casting="unsafe")
 
 
-_MAKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    BF16_OF_F32.name: _round_to_bf16,
-    F16_OF_F32.name: _round_to_f16,
-}
+def _round_to_f16(source: torch.Tensor, out: torch.Tensor) -> None:
+    out.view(torch.int16).copy_(source.view(torch.float32).to(torch.float16).view(torch.int16))
