@@ -16,10 +16,12 @@ from .words import WordType
 Compress: TypeAlias = Callable[[Sequence[memoryview]], Sequence[memoryview]]
 """Codes some blocks, each by itself."""
 
-# A plane is extracted this much at a time: a multiple of every block size in use. Each call that gives up the GIL has
-# to wait for it, up to 5 ms beside a thread that runs Python without pause; so there are few, on long strips, and bytes
-# are moved with the GIL, 20 microseconds a block.
-_STRIP_BYTES = 8 << 20
+# A plane is extracted in strips, multiples of every block size in use. Each call that gives up the GIL has to wait for
+# it, up to 5 ms beside a thread that runs Python without pause; so there are few, on long strips, and bytes are moved
+# with the GIL, 20 microseconds a block. A strip and its blocks, coded, are memory beyond the host budget.
+_MAX_STRIP_BYTES = 8 << 20
+_MIN_STRIP_BYTES = 1 << 20
+_STRIPS_OF_CHUNK = 8
 _SAMPLE_PIECES = 32
 _SAMPLE_PIECE_BYTES = 256
 _MIN_PROBED_BYTES = 1 << 16
@@ -81,11 +83,12 @@ def encode_planes(
     num_blocks = raw_block_sizes(raw.size, num_planes, block_bytes).size
     kinds = np.zeros(num_blocks, dtype=np.uint8)
     body = _Body(out, kinds, np.zeros(num_blocks, dtype=np.int64), blocks_start(num_blocks))
-    scratch = np.empty(min(_STRIP_BYTES, plane_bytes), dtype=np.uint8)
+    strip_bytes = _strip_bytes(raw.size)
+    scratch = np.empty(min(strip_bytes, plane_bytes), dtype=np.uint8)
     for plane in range(num_planes):
         compress = compress_of(word, plane)
-        for begin in range(0, plane_bytes, _STRIP_BYTES):
-            values = raw[begin * num_planes : (begin + _STRIP_BYTES) * num_planes]
+        for begin in range(0, plane_bytes, strip_bytes):
+            values = raw[begin * num_planes : (begin + strip_bytes) * num_planes]
             num_values = values.size // num_planes
             # A plane that will be stored is extracted to where it will be stored, if that much room is left.
             # No block is overwritten before it is read: what is put before it is never longer than it was.
@@ -99,6 +102,12 @@ def encode_planes(
     table = pack_table(block_bytes, num_planes, body.kinds, body.stored_bytes)
     out[: table.size] = table
     return body.end
+
+
+def _strip_bytes(raw_bytes: int) -> int:
+    """How much of a plane is worked on at a time: a power of two, no more than a share of the chunk beyond 1 MiB."""
+    share = max(raw_bytes // _STRIPS_OF_CHUNK, _MIN_STRIP_BYTES)
+    return min(_MAX_STRIP_BYTES, 1 << share.bit_length() - 1)
 
 
 def _put_strip(
