@@ -180,6 +180,24 @@ def copy_chunk(table: StateTable, chunk: Chunk, out: torch.Tensor, *, non_blocki
         gather(sources, out, non_blocking=non_blocking)
 
 
+def copy_live_chunk(table: StateTable, chunk: Chunk, out: torch.Tensor) -> bool:
+    """Copy a chunk of many small runs of host memory, on the CPU, which may have gone since the state was described.
+
+    Returns:
+        False, and some of it may be copied, if it is no such chunk, or some of that memory is not there any more.
+    """
+    if chunk.is_piece or out.device.type != "cpu" or not _is_plain(table, chunk):
+        return False
+    target, memmove = out.data_ptr(), ctypes.memmove
+    extents = slice(chunk.first_extent, chunk.end_extent)
+    for (storage, start), num_bytes in zip(table.sources.places(extents), table.extent_bytes[extents], strict=True):
+        if start + num_bytes > storage.nbytes():
+            return False
+        memmove(target, storage.data_ptr() + start, num_bytes)
+        target += num_bytes
+    return True
+
+
 def _is_small_on_cpu(table: StateTable, chunk: Chunk) -> bool:
     """Whether a chunk is one small extent of host memory, such as the state of a random number generator.
 

@@ -17,6 +17,7 @@ from tidegate.storage.workers import WorkerPool
 
 from .buffers import BufferPool, HostBuffer
 from .delta_save import Coded
+from .device_layout import copy_live_chunk
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .plan import Chunk
@@ -191,7 +192,7 @@ def read_chunk(staged: StagedChunk, out: torch.Tensor) -> None:
         out.copy_(staged.device_bytes)
     elif staged.chunk.is_piece:
         staged.sources[0].copy_to(out, staged.chunk.offset)
-    else:
+    elif not copy_live_chunk(staged.table, staged.chunk, out):
         gather(staged.sources, out)
 
 

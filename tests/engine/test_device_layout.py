@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from tidegate.chunk_sizes import ChunkSizes
-from tidegate.device_layout import DeviceLayout, copy_chunk
+from tidegate.device_layout import DeviceLayout, copy_chunk, copy_live_chunk
 from tidegate.errors import TornSnapshotError
 from tidegate.plan import Chunk
 from tidegate.planned import plan_table
 from tidegate.state import describe
 
 TIMEOUT_S = 30
+MIB = 1 << 20
 
 
 class Snapshot:
@@ -62,3 +63,24 @@ def test_a_chunk_of_one_small_tensor_is_copied_and_a_lost_storage_seen(num_bytes
     x.untyped_storage().resize_(0)
     with pytest.raises(TornSnapshotError, match="made smaller"):
         copy_chunk(table, chunk, out)
+
+
+def test_small_runs_are_read_where_they_lie() -> None:
+    """Into any room, empty ones among them; a chunk with gaps, or of one extent, is not for this."""
+    tensors = [torch.randn(i % 7) for i in range(500)]
+    table = describe(tensors)
+    (chunk,) = plan_table(table, ChunkSizes(MIB, MIB)).plan.chunks
+    out = torch.zeros(chunk.num_bytes + 3, dtype=torch.uint8)[3:]
+    assert copy_live_chunk(table, chunk, out)
+    assert torch.equal(out, torch.cat(tensors).view(torch.uint8))
+    gaps = describe([torch.randn(9)[::2], torch.randn(3)])
+    (chunk,) = plan_table(gaps, ChunkSizes(MIB, MIB)).plan.chunks
+    assert not copy_live_chunk(gaps, chunk, out)
+
+
+def test_small_runs_that_have_gone_are_not_read() -> None:
+    tensors = [torch.randn(5) for _ in range(9)]
+    table = describe(tensors)
+    (chunk,) = plan_table(table, ChunkSizes(MIB, MIB)).plan.chunks
+    tensors[4].untyped_storage().resize_(0)
+    assert not copy_live_chunk(table, chunk, torch.zeros(chunk.num_bytes, dtype=torch.uint8))
