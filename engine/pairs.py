@@ -52,10 +52,8 @@ class PairFinder:
         if self.option is False:
             return self._pairs
         is_new, failed = table.signature != self._signature, self._failed()
-        if is_new:
-            self._doubtful.clear()
         if is_new or failed:
-            self._doubtful |= failed
+            self._doubtful = set() if is_new else self._doubtful | failed
             found = find_pairs(table, self.option, self._doubtful)
             if is_new or found != self._pairs:
                 self._pairs = found

@@ -102,7 +102,8 @@ class _Crew:
         self._landing_bytes = -(-min(PIECE_BYTES, max(on_lanes, default=0)) // 4096) * 4096
         self._reads_into_devices = bool(on_lanes) and self._objects.reads_into_devices(sum(on_lanes))
         if early is not None:
-            early.keep(set(self._lane_of) if self._reads_into_devices else ())
+            here = {index for index, lane in self._lane_of.items() if lane.device == early.device}
+            early.keep(here if self._reads_into_devices else ())
         num_pieces = 0 if self._reads_into_devices else sum(-(-size // PIECE_BYTES) for size in on_lanes)
         num_tasks = len(items) - len(on_lanes) + num_pieces
         self._num_threads = min(num_threads, num_tasks)

@@ -233,3 +233,20 @@ def test_small_frames_that_were_begun_for_the_wrong_device(
         assert all(torch.equal(loaded[name].to(device), tensor) for name, tensor in state.items())
         assert no_reader_is_left()
     assert sum(begun) > 2
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("codec", ["raw", "rans"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_small_frames_that_were_begun_for_the_other_gpu(codec: str, store: LocalStore, first: int) -> None:
+    """So many that no memory is left for those of the GPU itself, until they are dropped."""
+    state = {f"x{i}": torch.randn(CHUNK // 4, device=f"cuda:{i // 20}").mul_(0.02) for i in range(40)}
+    saved(state, codec, store, chunk_bytes=CHUNK)
+    order = sorted(range(40), key=lambda i: i // 20 != first)
+    target = {f"x{i}": torch.zeros_like(state[f"x{i}"]) for i in order}
+    load(store, into=target)
+    assert all(torch.equal(target[name], tensor) for name, tensor in state.items())
+    swapped = {name: torch.zeros_like(x, device=f"cuda:{1 - x.get_device()}") for name, x in target.items()}
+    load(store, into=swapped)
+    assert all(torch.equal(swapped[name].to(tensor.device), tensor) for name, tensor in state.items())
+    assert no_reader_is_left()
