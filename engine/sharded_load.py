@@ -190,7 +190,12 @@ def _targets(
     tensors = [(name, spec) for name, spec, _ in shards.tensors() if name in names.is_wanted]
     if into is None:
         device = Locator(map_location)("cpu")
-        return {name: torch.empty(spec.shape, dtype=DTYPE_OF_NAME[spec.dtype], device=device) for name, spec in tensors}
+        return {
+            name: torch.empty(
+                spec.shape, dtype=DTYPE_OF_NAME[spec.dtype], device=device, requires_grad=spec.requires_grad
+            )
+            for name, spec in tensors
+        }
     found = flatten(names.prefixed(into)).tensors
     unknown = [*(found.keys() - {name for name, _ in tensors})]
     if unknown or len(found) != len(tensors):

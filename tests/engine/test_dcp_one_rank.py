@@ -158,3 +158,14 @@ def test_a_replaced_base_of_differences_stays(tmp_path: Path) -> None:
     assert sorted(records_of(store)) == [2]
     assert {stat.key[:15] for stat in store.list()} == {"step-0000000002"}
     store.close()
+
+
+def test_without_dcp_tensors_require_gradients_as_they_did() -> None:
+    store = MemoryStore()
+    state = {"w": torch.nn.Parameter(torch.randn(30, 7)), "frozen": torch.randn(3), "i": torch.arange(3), "step": 3}
+    dcp.save(state, storage_writer=TidegateWriter(store), checkpoint_id="step-1")
+    with tidegate.CheckpointEngine(store) as engine:
+        loaded: Any = engine.load()
+    assert [loaded[name].requires_grad for name in ("w", "frozen", "i")] == [True, False, False]
+    assert loaded["w"].is_leaf
+    same(loaded, state)
