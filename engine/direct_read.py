@@ -30,7 +30,6 @@ class DirectRead:
         self._out = out
         reader = objects.device_reader(key)
         self._read: DeviceRead | None = None
-        self._is_over = False
         self.failure: StorageError | None = None
         try:
             self._read = reader.start_read(offset, DeviceBytes(out.data_ptr(), out.numel(), out.get_device(), out))
@@ -42,14 +41,11 @@ class DirectRead:
         return self._read is not None and self._read.is_done()
 
     def wait(self) -> None:
-        """Wait until all of it is there. Blocks, without the GIL. After the first call there is nothing to wait for.
+        """Wait until all of it is there. Blocks, without the GIL. Call it once.
 
         Raises:
             StorageError: It cannot be read through host memory either.
         """
-        if self._is_over:
-            return
-        self._is_over = True
         try:
             if self._read is not None:
                 self._read.wait()

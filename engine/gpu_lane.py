@@ -23,7 +23,6 @@ from tidegate.codec.device_decode import DeviceDecoder, prefix_bytes
 from tidegate.codec.host_rooms import HostRooms
 from tidegate.codec.kernels import indexed, kernels_of
 
-from .early_reads import EarlyReads
 from .errors import InternalError
 from .failure import Failure
 from .frames import check_start
@@ -50,25 +49,17 @@ class GpuLane:
         items: All frames that it will take.
         places: Where they go.
         failure: Where errors go; once it is set, nothing more is decoded.
-        early: What is on its way to this GPU already.
 
     Attributes:
         arrivals: Where the frames come from.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        items: Sequence[ReadItem],
-        places: Destination,
-        failure: Failure,
-        early: EarlyReads | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, items: Sequence[ReadItem], places: Destination, failure: Failure) -> None:
         self.device = device
         self._places = places
         self._failure = failure
         self._copies, self._digests, self._decodes = _streams(device)
-        self.arrivals = Arrivals(device, items, places, self._copies, early)
+        self.arrivals = Arrivals(device, items, places, self._copies)
         self._kernels = kernels_of(indexed(device))
         self._rooms = HostRooms(self._kernels, self._digests)
         self._decoder = DeviceDecoder(max(item.chunk.num_bytes for item in items), device, self._decodes)

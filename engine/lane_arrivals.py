@@ -15,7 +15,6 @@ from tidegate.codec.kernels import indexed, kernels_of
 from tidegate.storage.errors import StorageError
 
 from .direct_read import DirectRead
-from .early_reads import EarlyReads
 from .frames import check_start
 from .lane_frames import LaneFrame, Slots
 from .load_plan import ReadItem
@@ -39,7 +38,6 @@ class Arrivals:
         items: All frames that will come.
         places: Where they go.
         stream: Where pieces are copied.
-        early: What is on its way to this GPU already.
 
     Attributes:
         queue: The frames that have been passed on, and None at the end.
@@ -48,21 +46,14 @@ class Arrivals:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        items: Sequence[ReadItem],
-        places: Destination,
-        stream: torch.cuda.Stream,
-        early: EarlyReads | None = None,
+        self, device: torch.device, items: Sequence[ReadItem], places: Destination, stream: torch.cuda.Stream
     ) -> None:
         self._device = device
         self._places = places
         self._kernels = kernels_of(indexed(device))
         self._home = torch.cuda.current_stream(device)
         self._copies = stream
-        self._early = early
-        frame_bytes = max(item.entry.header.frame_bytes for item in items)
-        self.slots = Slots(frame_bytes, device, self._home) if early is None else early.slots
+        self.slots = Slots(max(item.entry.header.frame_bytes for item in items), device, self._home)
         self.queue: SimpleQueue[LaneFrame | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._reads = threading.Semaphore(_MAX_READS)
@@ -90,13 +81,6 @@ class Arrivals:
             CorruptionError: The frame does not start with its header.
             StorageError: That cannot be read.
         """
-        if self._early is not None and (frame := self._early.frame(item)) is not None:
-            self._places.prepare(item.chunk)
-            frame.ready.record(self._home)
-            self._reads.acquire()
-            self.queue.put(frame)
-            self._early.forget(item)
-            return
         frame = self._open(item)
         if frame is None:
             return

@@ -56,24 +56,19 @@ class Slots:
         self._num_made = 0
         self._free: SimpleQueue[Slot | None] = SimpleQueue()
 
-    def make(self) -> Slot | None:
-        """Return a new slot; None if there are as many as there may be, or the device has no memory for more."""
-        if self._num_made == self._most:
-            return None
-        try:
-            slot = Slot(self._memory())
-        except torch.OutOfMemoryError:
-            if not self._num_made:
-                raise
-            self._most = self._num_made  # slower, with those that there are
-            return None
-        self._num_made += 1
-        return slot
-
     def take(self) -> Slot | None:
         """Return a slot. Blocks until there is one; None after `wake`."""
-        made = self.make() if self._free.empty() else None
-        return self._free.get() if made is None else made
+        if self._free.empty() and self._num_made < self._most:
+            try:
+                slot = Slot(self._memory())
+            except torch.OutOfMemoryError:
+                if not self._num_made:
+                    raise
+                self._most = self._num_made  # slower, with those that there are
+            else:
+                self._num_made += 1
+                return slot
+        return self._free.get()
 
     def give_back(self, slot: Slot) -> None:
         """Let it be taken again."""

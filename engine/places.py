@@ -91,7 +91,6 @@ class Places:
         self._memory: list[torch.Tensor | None] = [None] * len(table.extent_bytes)
         self._rows: dict[int, int] = {}  # the caller's tensor of an extent that is filled in place, until it is needed
         self._devices: list[torch.device | None] = [None] * len(table.extent_bytes)
-        self._ready: dict[int, torch.Tensor] = {}
         where = Locator(map_location)
         changing: list[torch.Tensor] = []
         num_views = [0] * len(table.extent_bytes)
@@ -155,18 +154,6 @@ class Places:
         for extent, piece in enumerate(torch.split_with_sizes(packed, sizes), chunk.first_extent):
             self._place_one(extent, piece)
 
-    def make_ready(self) -> None:
-        """Make the new tensors whose memory on a GPU is there, while that is still being filled."""
-        extent_of, memory, devices = self._table.tensor_extent, self._memory, self._devices
-        ready = []
-        for i in self._wanted:
-            there, device = memory[extent_of[i]], devices[extent_of[i]]
-            if there is None or device is None or device.type != "cuda" or i in self._in_place:
-                continue
-            if there.storage_offset() == 0:  # else its bytes would be copied, and they are not there yet
-                ready.append(i)
-        self._ready.update(zip(ready, self._make(ready), strict=True))
-
     def finish(self) -> list[torch.Tensor | None]:
         """Make the tensors, and fill those of the caller's that were not filled in place. Blocks.
 
@@ -174,9 +161,7 @@ class Places:
             By tensor; None for those that are not wanted.
         """
         tensors: list[torch.Tensor | None] = [None] * len(self._targets)
-        for i, made in self._ready.items():
-            tensors[i] = made
-        new = [i for i in self._wanted if i not in self._in_place and i not in self._ready]
+        new = [i for i in self._wanted if i not in self._in_place]
         for i, made in zip(new, self._make(new), strict=True):
             tensors[i] = made
         for i in self._wanted:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tidegate.codec.base import frame_bound_bytes
+from tidegate.codec.base import FrameHeader, frame_bound_bytes
+from tidegate.codec.registry import codec_numbered, needs_gpu
 from tidegate.storage.workers import WorkerPool
 
 from .budget import ByteBudget
@@ -22,7 +23,6 @@ from .buffers import BufferPool
 from .errors import CheckpointWarning
 from .failure import Failure
 from .frames import HostDecoder, chain_of
-from .gpu_choice import gpu_for
 from .landing import Landing
 from .load_plan import ReadItem
 from .open_objects import FrameSource, OpenObjects
@@ -32,7 +32,6 @@ from .translate import load_error
 
 if TYPE_CHECKING:
     from .device_chains import DeviceChains
-    from .early_reads import EarlyReads
     from .gpu_lane import GpuLane
     from .lane_frames import LaneFrame
 
@@ -49,14 +48,7 @@ class _Task:
 
 
 def read_frames(
-    store: FrameSource,
-    table: StateTable,
-    items: Sequence[ReadItem],
-    places: Destination,
-    *,
-    num_threads: int,
-    early: EarlyReads | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    store: FrameSource, table: StateTable, items: Sequence[ReadItem], places: Destination, *, num_threads: int
 ) -> None:
     """Read frames, check and decode them, and place what they hold. Blocks until all of it is done.
 
@@ -66,8 +58,6 @@ def read_frames(
         items: The frames.
         places: Where they go.
         num_threads: How many threads read, at most.
-        early: What has begun already; closed in the end.
-        meanwhile: Called when all frames are on their way, if nothing has failed.
 
     Raises:
         CheckpointError: The first thing that went wrong, with its frame and first tensor named.
@@ -75,35 +65,25 @@ def read_frames(
     if not items:
         return
     try:
-        crew = _Crew(store, table, items, places, num_threads, early)
+        crew = _Crew(store, table, items, places, num_threads)
     except Exception as exc:
         raise load_error(exc, "making ready to decode frames", stage="decode") from exc
-    crew.run(meanwhile)
+    crew.run()
 
 
 class _Crew:
     def __init__(
-        self,
-        store: FrameSource,
-        table: StateTable,
-        items: Sequence[ReadItem],
-        places: Destination,
-        num_threads: int,
-        early: EarlyReads | None,
+        self, store: FrameSource, table: StateTable, items: Sequence[ReadItem], places: Destination, num_threads: int
     ) -> None:
-        self._objects = OpenObjects(store) if early is None else early.objects
-        self._early = early
+        self._objects = OpenObjects(store)
         self._items = items
         self._places = places
         self._failure = Failure(table)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._lanes, self._lane_of = _lanes(items, places, self._failure, early)
+        self._lanes, self._lane_of = _lanes(items, places, self._failure)
         on_lanes = [item.entry.header.frame_bytes for item in items if item.chunk.index in self._lane_of]
         self._landing_bytes = -(-min(PIECE_BYTES, max(on_lanes, default=0)) // 4096) * 4096
         self._reads_into_devices = bool(on_lanes) and self._objects.reads_into_devices(sum(on_lanes))
-        if early is not None:
-            here = {index for index, lane in self._lane_of.items() if lane.device == early.device}
-            early.keep(here if self._reads_into_devices else ())
         num_pieces = 0 if self._reads_into_devices else sum(-(-size // PIECE_BYTES) for size in on_lanes)
         num_tasks = len(items) - len(on_lanes) + num_pieces
         self._num_threads = min(num_threads, num_tasks)
@@ -115,7 +95,7 @@ class _Crew:
         self._host = HostDecoder(self._objects, self._pool)
         self._chains = self._device_chains()
 
-    def run(self, meanwhile: Callable[[], None] | None) -> None:
+    def run(self) -> None:
         """Do all of it."""
         workers = WorkerPool(self._num_threads + len(self._lanes), "tidegate-read")
         reading: list[Future[None]] = []
@@ -125,8 +105,6 @@ class _Crew:
             reading += [workers.submit(self._read_all) for _ in range(self._num_threads)]
             self._feed_all()
             self._end_reading()
-            if meanwhile is not None and not self._failure.is_set:
-                meanwhile()
             self._wait(reading)
             self._end_decoding()
             self._wait(decoding)
@@ -140,8 +118,6 @@ class _Crew:
             workers.close()
             self._synchronize()
             self._pool.trim()
-            if self._early is not None:
-                self._early.close()
             self._objects.close()
             self._failure.forget()
         self._failure.raise_first()
@@ -278,7 +254,7 @@ class _Crew:
 
 
 def _lanes(
-    items: Sequence[ReadItem], places: Destination, failure: Failure, early: EarlyReads | None
+    items: Sequence[ReadItem], places: Destination, failure: Failure
 ) -> tuple[list[GpuLane], dict[int, GpuLane]]:
     """Make a lane for each GPU that decodes; the second value is the lane of each chunk that is not the CPU's."""
     by_gpu: dict[torch.device, list[ReadItem]] = {}
@@ -289,7 +265,7 @@ def _lanes(
             continue  # chains are put together frame after frame: device_chains.py, or the CPU
         key = (header.codec, header.parameter, device)
         if key not in known:
-            known[key] = gpu_for(header, device)
+            known[key] = _gpu_for(header, device)
         gpu = known[key]
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(item)
@@ -298,8 +274,23 @@ def _lanes(
     for gpu, some in by_gpu.items():
         from .gpu_lane import GpuLane
 
-        lane = GpuLane(gpu, some, places, failure, early if early is not None and early.device == gpu else None)
+        lane = GpuLane(gpu, some, places, failure)
         failure.call_when_set(lane.arrivals.slots.wake)
         lanes.append(lane)
         lane_of.update((item.chunk.index, lane) for item in some)
     return lanes, lane_of
+
+
+def _gpu_for(header: FrameHeader, device: torch.device) -> torch.device | None:
+    """Choose the GPU that decodes a frame: the one that it goes to, or any for what no CPU decodes; else None.
+
+    Does not touch CUDA where neither is the case.
+    """
+    is_gpu_only = needs_gpu(codec_numbered(header.codec, header.codec_version).name)
+    if device.type != "cuda":
+        return torch.device("cuda", torch.cuda.current_device()) if is_gpu_only and torch.cuda.is_available() else None
+    if is_gpu_only:
+        return device  # whose error says what is missing, if anything is
+    from tidegate.codec.device_decode import undecodable_reason
+
+    return device if undecodable_reason(header, device) is None else None

@@ -11,7 +11,6 @@ from tidegate.storage.base import Store
 
 from .collector import collector_at_rest
 from .derived_places import DerivingPlaces
-from .early_reads import reading_early
 from .errors import ConfigError, LoadError
 from .into import match_parts
 from .load_plan import LoadPlan, ReadItem, plan_load
@@ -61,32 +60,13 @@ def load_state(
     # Tensors made under inference mode could never be trained.
     with torch.inference_mode(False), torch.no_grad(), collector_at_rest():
         parts = _parts_of(table, part)
-        places = _filled(store, manifest, plan, parts, map_location, into, part)
+        wanted = range(len(table.tensor_spec)) if part is None else _existing(table, tensors_in(parts))
+        targets = match_parts(table, _pairs(parts, into, part)) if into is not None else [None] * len(table.tensor_spec)
+        places = _places(manifest, wanted, targets, map_location)
+        read_frames(store, table, places.needed(plan.items), places, num_threads=_NUM_THREADS)
         tensors = places.finish()
         built = {found.name: rebuild(found.node, tensors, found.steps) for found in parts}
     return built if _is_several(part) else next(iter(built.values()))
-
-
-def _filled(
-    store: Store,
-    manifest: Manifest,
-    plan: LoadPlan,
-    parts: Sequence[Part],
-    map_location: MapLocation,
-    into: object | None,
-    part: PartPaths,
-) -> Places:
-    """Find the places of the tensors of some parts, and read into them. Blocks."""
-    table = manifest.table
-    wanted = range(len(table.tensor_spec)) if part is None else _existing(table, tensors_in(parts))
-    likely = plan.items if part is None else ()
-    with reading_early(store, table, likely, map_location, into) as early:
-        nothing: list[torch.Tensor | None] = [None] * len(table.tensor_spec)
-        targets = nothing if into is None else match_parts(table, _pairs(parts, into, part))
-        places = _places(manifest, wanted, targets, map_location)
-        items = places.needed(plan.items)
-        read_frames(store, table, items, places, num_threads=_NUM_THREADS, early=early, meanwhile=places.make_ready)
-    return places
 
 
 def check_frames(store: Store, table: StateTable, plan: LoadPlan) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tests.gpu.test_restore_on_gpu import (
 from tests.kit.bits import assert_same_bits
 from tests.kit.gds import gds_store
 from tests.kit.loading import load, object_of, saved
-from tidegate import restore
 from tidegate.container import read_index
 from tidegate.lane_frames import BODIES_BYTES
 from tidegate.storage import LocalStore
@@ -172,81 +170,3 @@ def test_memory_stays_within_its_bounds(codec: str, device: torch.device, store:
     extra_bytes = torch.cuda.max_memory_allocated() - before_bytes - (state_bytes if is_new else 0)
     assert extra_bytes <= BODIES_BYTES + 4 * chunk_bytes + SCRATCH_BYTES
     assert_same_bits(loaded, state)
-
-
-def begun_before_matching(monkeypatch: pytest.MonkeyPatch, reads: list[PendingRead]) -> list[int]:
-    """How many reads had begun whenever a state was matched with the caller's."""
-    found: list[int] = []
-    real = restore.match_parts
-
-    def noting(*arguments: Any) -> Any:
-        found.append(len(reads))
-        return real(*arguments)
-
-    monkeypatch.setattr(restore, "match_parts", noting)
-    return found
-
-
-@pytest.mark.parametrize("codec", ["raw", "rans"])
-def test_small_reads_begin_before_it_is_known_where_they_go(
-    codec: str, device: torch.device, store: LocalStore, reads: list[PendingRead], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = mixed_state(device)
-    saved(state, codec, store, chunk_bytes=CHUNK)
-    begun = begun_before_matching(monkeypatch, reads)
-    target = copy_of(state)
-    target["large"].zero_()  # type: ignore[attr-defined]
-    assert_same_bits(load(store, into=target), state)
-    assert begun[0] > 2
-    num_frames = len(read_index(store, object_of(store)[0]).entries)
-    assert len(reads) <= num_frames, "nothing is read twice"
-
-
-@pytest.mark.parametrize("codec", ["raw", "rans"])
-def test_small_states_that_do_not_match_leave_no_reader(
-    codec: str, device: torch.device, store: LocalStore, reads: list[PendingRead], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = mixed_state(device)
-    saved(state, codec, store, chunk_bytes=CHUNK)
-    begun = begun_before_matching(monkeypatch, reads)
-    for _ in range(20):
-        with pytest.raises(tidegate.LoadError, match="does not match"):
-            load(store, into={**copy_of(state), "half": torch.zeros(3, device=device)})
-        assert all(read.is_done() for read in reads)
-        assert no_reader_is_left()
-    assert begun[0] > 2
-    assert_same_bits(load(store, into=copy_of(state)), state)
-
-
-@pytest.mark.parametrize("codec", ["raw", "rans", "zstd"])
-def test_small_frames_that_were_begun_for_the_wrong_device(
-    codec: str, device: torch.device, store: LocalStore, reads: list[PendingRead], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caller's first tensors are on the GPU, but what is stored first goes to the CPU; and the other way round."""
-    state = {f"x{i}": torch.randn(CHUNK // 8, device=device).mul_(0.02) for i in range(40)}
-    saved(state, codec, store, chunk_bytes=CHUNK)
-    begun = begun_before_matching(monkeypatch, reads)
-    for on_gpu in (range(1), range(20), range(39, 40), range(20, 40), range(0, 40, 3)):
-        order = sorted(range(40), key=lambda i: i not in on_gpu)
-        target = {f"x{i}": torch.zeros(CHUNK // 8, device=device if i in on_gpu else "cpu") for i in order}
-        loaded = load(store, into=target)
-        assert all(torch.equal(loaded[name].to(device), tensor) for name, tensor in state.items())
-        assert no_reader_is_left()
-    assert sum(begun) > 2
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("codec", ["raw", "rans"])
-@pytest.mark.parametrize("first", [0, 1])
-def test_small_frames_that_were_begun_for_the_other_gpu(codec: str, store: LocalStore, first: int) -> None:
-    """So many that no memory is left for those of the GPU itself, until they are dropped."""
-    state = {f"x{i}": torch.randn(CHUNK // 4, device=f"cuda:{i // 20}").mul_(0.02) for i in range(40)}
-    saved(state, codec, store, chunk_bytes=CHUNK)
-    order = sorted(range(40), key=lambda i: i // 20 != first)
-    target = {f"x{i}": torch.zeros_like(state[f"x{i}"]) for i in order}
-    load(store, into=target)
-    assert all(torch.equal(target[name], tensor) for name, tensor in state.items())
-    swapped = {name: torch.zeros_like(x, device=f"cuda:{1 - x.get_device()}") for name, x in target.items()}
-    load(store, into=swapped)
-    assert all(torch.equal(swapped[name].to(tensor.device), tensor) for name, tensor in state.items())
-    assert no_reader_is_left()
