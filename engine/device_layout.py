@@ -17,7 +17,7 @@ from tidegate.codec.errors import CodecUnavailableError
 from tidegate.codec.kernels import Kernels, indexed, kernels_of
 
 from .plan import Chunk
-from .sources import gather
+from .sources import gather, gather_runs
 from .table import StateTable
 
 CHUNK_ALIGNMENT_BYTES = 512
@@ -181,20 +181,22 @@ def copy_chunk(table: StateTable, chunk: Chunk, out: torch.Tensor, *, non_blocki
 
 
 def copy_live_chunk(table: StateTable, chunk: Chunk, out: torch.Tensor) -> bool:
-    """Copy a chunk of many small runs of host memory, on the CPU, which may have gone since the state was described.
+    """Copy a chunk of many small runs of host memory where they lie now. Blocks.
 
     Returns:
-        False, and some of it may be copied, if it is no such chunk, or some of that memory is not there any more.
+        False, and nothing is copied, if it is no such chunk, or `out` is not on the CPU.
+
+    Raises:
+        TornSnapshotError: Some of that memory is not there any more.
     """
     if chunk.is_piece or out.device.type != "cpu" or not _is_plain(table, chunk):
         return False
-    target, memmove = out.data_ptr(), ctypes.memmove
-    extents = slice(chunk.first_extent, chunk.end_extent)
-    for (storage, start), num_bytes in zip(table.sources.places(extents), table.extent_bytes[extents], strict=True):
-        if start + num_bytes > storage.nbytes():
-            return False
-        memmove(target, storage.data_ptr() + start, num_bytes)
-        target += num_bytes
+    with torch.no_grad():
+        gather_runs(
+            table.sources.runs(chunk.extents),
+            out,
+            lambda number, piece: table.sources[chunk.first_extent + number].copy_to(piece),
+        )
     return True
 
 

@@ -51,13 +51,17 @@ class LiveSources(Sequence[ExtentSource]):
             return [held.source(extent) for extent in extents]
         return held.source(extents)
 
-    def places(self, extents: slice) -> Iterator[tuple[torch.UntypedStorage, int]]:
-        """Yield, for extents that are not packed, the storage and where in it they begin; takes a tenth of the time."""
+    def runs(self, extents: range) -> Iterator[tuple[torch.UntypedStorage, int, int]]:
+        """Yield, for neighbours that are not packed, the storage, where in it they begin, and their bytes.
+
+        To make a source for each takes ten times as long.
+        """
         held = self._held
         if held is None:
             return iter(())
-        starts, tensors = held.layout.extent_starts[extents], held.layout.extent_tensors[extents]
-        return zip([held.storages[first] for first, *_ in tensors], starts, strict=True)
+        layout, here = held.layout, slice(extents.start, extents.stop)
+        storages = [held.storages[first] for first, *_ in layout.extent_tensors[here]]
+        return zip(storages, layout.extent_starts[here], layout.extent_bytes[here], strict=True)
 
     def clear(self) -> None:
         """Let go of the tensors and the storages."""

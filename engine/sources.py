@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -266,21 +266,33 @@ def gather(sources: Sequence[ExtentSource], out: torch.Tensor, *, non_blocking: 
             _gather_on_device(sources, out)
 
 
-def _gather_on_cpu(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
-    address = out.data_ptr()
-    done = 0
-    memmove = ctypes.memmove
-    for source in sources:
-        num_bytes = source.num_bytes
-        storage = source.storage
-        start = source.start_bytes
-        # A torch copy costs ten times what so few bytes take. One that is larger drops the GIL.
-        is_small = num_bytes <= _SMALL_BYTES and source.packing is None and source.device.type == "cpu"
-        if is_small and start + num_bytes <= storage.nbytes():
+def gather_runs(
+    runs: Iterable[tuple[torch.UntypedStorage, int | None, int]],
+    out: torch.Tensor,
+    otherwise: Callable[[int, torch.Tensor], None],
+) -> None:
+    """Copy runs of host memory back to back. Blocks, with the GIL: a torch copy costs ten times what short ones take.
+
+    Args:
+        runs: The storage of each, where in it it begins, and its bytes.
+        out: Shape (sum of their bytes,), uint8, contiguous, on the CPU.
+        otherwise: Copies a run that is long, begins at None, or is not there any more, given its number and its place.
+    """
+    address, done, memmove = out.data_ptr(), 0, ctypes.memmove
+    for number, (storage, start, num_bytes) in enumerate(runs):
+        if start is not None and num_bytes <= _SMALL_BYTES and start + num_bytes <= storage.nbytes():
             memmove(address + done, storage.data_ptr() + start, num_bytes)
         else:
-            source.copy_to(out[done : done + num_bytes])
+            otherwise(number, out[done : done + num_bytes])
         done += num_bytes
+
+
+def _gather_on_cpu(sources: Sequence[ExtentSource], out: torch.Tensor) -> None:
+    runs = (
+        (s.storage, s.start_bytes if s.packing is None and s.device.type == "cpu" else None, s.num_bytes)
+        for s in sources
+    )
+    gather_runs(runs, out, lambda number, piece: sources[number].copy_to(piece))
 
 
 def _gather_through_device(sources: Sequence[ExtentSource], out: torch.Tensor, non_blocking: bool) -> None:
