@@ -10,32 +10,28 @@ _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Dtypes that any copy keeps bit for bit. On a GPU, one of bf16 may go through fp32 and lose the payload of a NaN."""
 
 
-def as_stored_row(target: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None:
-    """View a tensor's memory as the bytes that are stored for it.
+def is_stored_row(target: torch.Tensor, spec: TensorSpec) -> bool:
+    """Tell whether a tensor's memory holds just the bytes that are stored for it, in their order and without gaps.
 
     Args:
         target: A strided tensor of the spec's shape and dtype.
         spec: What is stored.
-
-    Returns:
-        Shape (numel × itemsize,), uint8, sharing its memory; None where the stored bytes are other ones, or lie in
-        another order or with gaps.
     """
-    if not is_stored_row(target, spec):
-        return None
-    plain = _plain(target.detach())
-    if spec.strides is None:
-        return plain.view(-1).view(torch.uint8)
-    return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()).view(torch.uint8)
-
-
-def is_stored_row(target: torch.Tensor, spec: TensorSpec) -> bool:
-    """Tell whether `as_stored_row` finds a row, which takes a few views to make."""
-    if (target.is_conj(), target.is_neg()) != (spec.conj, spec.neg):
+    if target.is_conj() != spec.conj or target.is_neg() != spec.neg:
         return False
     if spec.strides is None:
         return target.is_contiguous()
     return target.stride() == spec.strides and reach(spec.shape, spec.strides) == target.numel()
+
+
+def stored_row(target: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """View the memory of a tensor for which `is_stored_row` holds as bytes: shape (numel × itemsize,), uint8."""
+    plain = target.detach()
+    if spec.conj or spec.neg:
+        plain = _plain(plain)
+    if spec.strides is None:
+        return plain.view(-1).view(torch.uint8)
+    return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()).view(torch.uint8)
 
 
 def copy_bits(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -66,7 +66,7 @@ def device_chunk_bytes(total_bytes: int, room_bytes: int | None = None, *, encod
 
 
 def useful_chunk_bytes(size: int, raw_bytes: int) -> int:
-    """Halve a size of `device_chunk_bytes` while states of so many bytes have no chunks as long, down to 64 MiB."""
-    while size > max(HOST_CHUNK_BYTES, raw_bytes // _MIN_NUM_LONG_CHUNKS):
+    """Halve a size of `device_chunk_bytes` while that makes no chunk of such a state shorter, down to 64 MiB."""
+    while size > HOST_CHUNK_BYTES and size // 2 >= raw_bytes // _MIN_NUM_LONG_CHUNKS:
         size //= 2
-    return max(size, HOST_CHUNK_BYTES)
+    return size

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from .bits import as_stored_row, copy_bits, is_stored_row
+from .bits import copy_bits, is_stored_row, stored_row
 from .errors import InternalError
 from .load_plan import ReadItem
 from .locate import Locator, MapLocation
@@ -190,7 +190,7 @@ class Places:
         i = self._rows.pop(extent, None)
         target = None if i is None else self._targets[i]
         if i is not None and target is not None:
-            self._memory[extent] = as_stored_row(target, self._table.spec(i))
+            self._memory[extent] = stored_row(target, self._table.spec(i))
         return self._memory[extent]
 
     def _empty(self, extent: int, device: torch.device) -> torch.Tensor:

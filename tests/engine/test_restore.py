@@ -18,7 +18,7 @@ from tests.kit.bits import assert_same_bits, physical_bytes
 from tests.kit.loading import load, object_of
 from tests.kit.loading import saved as kit_saved
 from tests.kit.stores import FailOnceStore, FlipStore, WrappedStore
-from tidegate.bits import as_stored_row, copy_bits
+from tidegate.bits import copy_bits, is_stored_row, stored_row
 from tidegate.errors import LoadOSError
 from tidegate.storage import Store, StoreIOError
 from tidegate.storage.local import LocalStore
@@ -143,15 +143,31 @@ def test_conjugated_and_negated_values_stay_what_they_are() -> None:
 def test_a_row_is_seen_only_where_the_stored_bytes_are_one() -> None:
     x = torch.zeros(4, 6)
     spec = TensorSpec("float32", (4, 6))
-    row = as_stored_row(x, spec)
-    assert row is not None and row.data_ptr() == x.data_ptr() and row.shape == (96,)
-    assert as_stored_row(x.t(), TensorSpec("float32", (6, 4), (1, 6))) is not None
-    assert as_stored_row(x.t(), TensorSpec("float32", (6, 4))) is None
-    assert as_stored_row(torch.zeros(6, 4), TensorSpec("float32", (6, 4), (1, 6))) is None
-    assert as_stored_row(torch.zeros(8, 6)[::2], spec) is None
+    assert is_stored_row(x, spec)
+    assert is_stored_row(x.t(), TensorSpec("float32", (6, 4), (1, 6)))
+    assert not is_stored_row(x.t(), TensorSpec("float32", (6, 4)))
+    assert not is_stored_row(torch.zeros(6, 4), TensorSpec("float32", (6, 4), (1, 6)))
+    assert not is_stored_row(torch.zeros(8, 6)[::2], spec)
     overlapping = torch.zeros(9).as_strided((4, 6), (1, 1))
-    assert as_stored_row(overlapping, TensorSpec("float32", (4, 6), (1, 1))) is None
-    assert as_stored_row(torch.zeros(3, dtype=torch.complex64).conj(), TensorSpec("complex64", (3,))) is None
+    assert not is_stored_row(overlapping, TensorSpec("float32", (4, 6), (1, 1)))
+    assert not is_stored_row(torch.zeros(3, dtype=torch.complex64).conj(), TensorSpec("complex64", (3,)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "transposed", "conjugated", "negated", "parameter"])
+def test_a_row_is_the_memory_of_its_tensor(kind: str) -> None:
+    x = torch.arange(24).to(torch.complex64).view(4, 6)
+    tensor, strides = {
+        "plain": (x, None),
+        "transposed": (x.t(), (1, 6)),
+        "conjugated": (x.conj(), None),
+        "negated": (torch._neg_view(x), None),
+        "parameter": (torch.nn.Parameter(x), None),
+    }[kind]
+    spec = TensorSpec("complex64", tuple(tensor.shape), strides, conj=tensor.is_conj(), neg=tensor.is_neg())
+    assert is_stored_row(tensor, spec)
+    row = stored_row(tensor, spec)
+    assert row.data_ptr() == x.data_ptr() and row.dtype == torch.uint8 and row.shape == (24 * 8,)
+    assert not row.requires_grad
 
 
 def test_bits_are_copied_through_lazy_flags() -> None:
