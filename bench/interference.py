@@ -57,10 +57,17 @@ CASES: tuple[WhatToSave, ...] = (
 LEAST_STEP_S = 0.05
 MAX_BATCH = 256
 NUM_WARM_UPS = 2
-NUM_SAVES = 12
+NUM_SAVES = 40
 """At most: as many as there is time for."""
-NUM_QUIET_STEPS = 6
+LEAST_QUIET_STEPS = 6
 DEFAULT_SECONDS = 160.0
+
+
+def name_of(case: WhatToSave) -> str:
+    """Spell a case for `--only`: what bounds the loop, mode, codec, and what else sets it apart."""
+    loop, bytes_per_s, mode, codec, chunk_mib = case
+    apart = [str(chunk_mib)] * (chunk_mib is not None) + ["unlimited"] * math.isinf(bytes_per_s)
+    return ",".join([loop, mode, codec, *apart])
 
 
 def step_s(training: Training, batch: int) -> float:
@@ -105,17 +112,18 @@ def saving_phase(training: Training, engine: tidegate.CheckpointEngine, step: in
 def alternate(
     training: Training, engine: tidegate.CheckpointEngine, batch: int, num_saves: int, budget: TimeBudget
 ) -> Phases:
-    """Do quiet and saving phases by turns, beginning and ending with a quiet one."""
+    """Do quiet and saving phases of as many steps by turns, beginning and ending with a quiet one."""
     warm_up, phases = Phases(), Phases()
     for step in range(NUM_WARM_UPS):
         saving_phase(training, engine, step, batch, warm_up)
+    num_quiet = max(LEAST_QUIET_STEPS, len(warm_up.saving_s[-1]))
     for step in range(NUM_WARM_UPS, NUM_WARM_UPS + num_saves):
         gc.collect()
-        phases.quiet_s.append([step_s(training, batch) for _ in range(NUM_QUIET_STEPS)])
+        phases.quiet_s.append([step_s(training, batch) for _ in range(num_quiet)])
         saving_phase(training, engine, step, batch, phases)
         if not budget.allows(len(phases.lasted_s), phases.lasted_s[-1] + sum(phases.quiet_s[-1])):
             break
-    phases.quiet_s.append([step_s(training, batch) for _ in range(NUM_QUIET_STEPS)])
+    phases.quiet_s.append([step_s(training, batch) for _ in range(num_quiet)])
     return phases
 
 
@@ -141,13 +149,15 @@ def main() -> None:
     """Train, save beside it, write the results after every case."""
     parser = arguments(__doc__)
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model: 14 bytes × 12.6 M a layer")
-    parser.add_argument("--only", nargs="+", default=[], help="cases by loop, mode and codec, such as GPU,device,rans")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="such as GPU,device,rans Python,device,rans,64 GPU,lazy,ans,unlimited"
+    )
     args = parser.parse_args()
     if args.tiny:
         training = train("dense-tiny", require_cuda(), steps=5)
     else:
         training = train("dense", require_cuda(), steps=5, num_layers=args.layers)
-    chosen = [case for case in CASES if not args.only or f"{case[0]},{case[2]},{case[3]}" in args.only]
+    chosen = [case for case in CASES if not args.only or name_of(case) in args.only]
     batch = 4 if args.tiny else find_batch(training)
     budget = TimeBudget(args.seconds or DEFAULT_SECONDS)
     cases: list[Case] = []

@@ -41,8 +41,7 @@ class ChunkSizes:
     def for_state(self, raw_bytes: int) -> ChunkSizes:
         """Return the sizes that a state of so many bytes is cut by, so that stages overlap in a small one too."""
         host_bytes = min(self.host_bytes, max(_SMALL_CHUNK_BYTES, raw_bytes // _MIN_NUM_CHUNKS // 4096 * 4096))
-        long_bytes = raw_bytes // _MIN_NUM_LONG_CHUNKS // 4096 * 4096
-        return ChunkSizes(host_bytes, max(host_bytes, min(self.device_bytes, long_bytes)))
+        return ChunkSizes(host_bytes, max(host_bytes, min(self.device_bytes, _long_chunk_bytes(raw_bytes))))
 
 
 def device_chunk_bytes(total_bytes: int, room_bytes: int | None = None, *, encoder_chunks: int = ENCODER_CHUNKS) -> int:
@@ -66,7 +65,9 @@ def device_chunk_bytes(total_bytes: int, room_bytes: int | None = None, *, encod
 
 
 def useful_chunk_bytes(size: int, raw_bytes: int) -> int:
-    """Halve a size of `device_chunk_bytes` while that makes no chunk of such a state shorter, down to 64 MiB."""
-    while size > HOST_CHUNK_BYTES and size // 2 >= raw_bytes // _MIN_NUM_LONG_CHUNKS:
-        size //= 2
-    return size
+    """Shorten a size of `device_chunk_bytes` to the longest chunk of a state of so many bytes, but not below 64 MiB."""
+    return max(HOST_CHUNK_BYTES, min(size, _long_chunk_bytes(raw_bytes)))
+
+
+def _long_chunk_bytes(raw_bytes: int) -> int:
+    return raw_bytes // _MIN_NUM_LONG_CHUNKS // 4096 * 4096
