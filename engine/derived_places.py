@@ -34,7 +34,8 @@ class _Step:
 class DerivingPlaces(Places):
     """As Places. A source that is not loaded itself is never kept: what follows from it is made of each of its chunks.
 
-    On a GPU so is what follows from short sources that share a chunk, while others are read; the rest in the end.
+    On a GPU so is what follows from sources that share a chunk, unless all are small, while others are read. The rest
+    is made in the end.
 
     Args:
         table: As for Places, and so are the next three.
@@ -82,13 +83,15 @@ class DerivingPlaces(Places):
     def prepare(self, chunk: Chunk) -> None:
         """As there; also the extents that will be made from this chunk."""
         super().prepare(chunk)
+        early = [extent for extent in chunk.extents if not chunk.is_piece and self._may_be_made_early(extent)]
+        if any(not self._is_small_and_new(extent, self._steps[extent][0]) for extent in early):
+            for extent in early:
+                self._room_for(self._steps[extent][0])
+            self._early.update(early)
         for extent in chunk.extents:
             if extent in self._passing:
                 for step in self._steps[extent]:
                     self._room_for(step)
-            elif not chunk.is_piece and self._is_made_early(extent):
-                self._room_for(self._steps[extent][0])
-                self._early.add(extent)
 
     def place(self, chunk: Chunk, packed: torch.Tensor) -> None:
         """As there; and make what follows from sources that are not kept, or that are here as a whole."""
@@ -128,13 +131,13 @@ class DerivingPlaces(Places):
                 self._make_together(batch[first : first + _BATCH_STEPS])
         return super().finish()
 
-    def _is_made_early(self, source: int) -> bool:
-        """Whether an extent follows as a whole from this source, on its GPU, and is not made with many others.
+    def _may_be_made_early(self, source: int) -> bool:
+        """Whether an extent follows as a whole from this source, which is kept, on its GPU.
 
         On the CPU all cores read and decode until the end.
         """
         steps, device = self._steps.get(source, ()), self._devices[source]
-        if len(steps) != 1 or device is None or device.type != "cuda" or self._is_small_and_new(source, steps[0]):
+        if len(steps) != 1 or device is None or device.type != "cuda":
             return False
         step, sizes = steps[0], self._table.extent_bytes
         is_whole = step.start == 0 and step.end == sizes[step.extent] == sizes[source] // step.rule.ratio

@@ -65,7 +65,7 @@ class Nowhere:
 class Places:
     """The memory of a state's extents, as uint8 tensors; a tensor of the caller's where its bytes lie in one row.
 
-    New memory on a GPU belongs to the stream that is current there when this is made.
+    New memory on a GPU belongs to the stream that is current there in the thread that calls `prepare` and `finish`.
 
     Args:
         table: What is stored.
@@ -109,7 +109,6 @@ class Places:
                 changing.append(target)
         # Decoders do not go through PyTorch, and who watches `_version` shall see that the tensors change.
         torch.autograd.graph.increment_version(changing)
-        self._homes = {device: torch.cuda.current_stream(device) for device in self.gpus}
         self._starts = list(itertools.accumulate((device is not None for device in self._devices), initial=0))
 
     @property
@@ -146,10 +145,10 @@ class Places:
         if not any(there is not None for there in memory) and all(device == packed.device for device in devices):
             self._memory[span] = [*scatter(packed, sizes)]
             return
-        rows = [row for row in zip(memory, torch.split_with_sizes(packed, sizes), strict=True) if row[1].numel()]
+        rows = [(there, size) for there, size in zip(memory, sizes, strict=True) if size]
         if all(there is not None and there.device == packed.device for there, _ in rows):
             outs = [there for there, _ in rows if there is not None]
-            torch.split_with_sizes_copy(packed, [out.numel() for out in outs], out=outs)
+            torch.split_with_sizes_copy(packed, [size for _, size in rows], out=outs)
             return
         for extent, piece in enumerate(torch.split_with_sizes(packed, sizes), chunk.first_extent):
             self._place_one(extent, piece)
@@ -194,9 +193,7 @@ class Places:
         return self._memory[extent]
 
     def _empty(self, extent: int, device: torch.device) -> torch.Tensor:
-        num_bytes = self._table.extent_bytes[extent]
-        with torch.cuda.stream(self._homes.get(device)):
-            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return torch.empty(self._table.extent_bytes[extent], dtype=torch.uint8, device=device)
 
     def _made(self, extent: int) -> torch.Tensor:
         """Return an extent's memory. That of no bytes is in no chunk, so it was not needed before."""

@@ -277,6 +277,29 @@ def test_many_sources_of_one_chunk(tmp_path: Path, device: torch.device, codec: 
     assert_same_bits(load(tmp_path, into=target), state)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_small_sources_beside_large_ones(
+    tmp_path: Path, device: torch.device, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As norms stand between matrices. On a GPU each chunk's are made at once; where all are small, in the end."""
+    masters = [torch.randn(9_000 + i if i % every == 0 else 40_000 + i, device=device) for i in range(24)]
+    state = {"w": [m.bfloat16() for m in masters], "masters": masters}
+    save(state, tmp_path, chunk_bytes=16 << 20, codec="raw")
+    assert derived_bytes(tmp_path) == {"bf16-of-f32": 2 * sum(m.numel() for m in masters)}
+    calls = []
+
+    def counted(*args: Any) -> None:
+        calls.append(args)
+        follow(*args)
+
+    monkeypatch.setattr("tidegate.derived_places.follow", counted)
+    assert_same_bits(load(tmp_path, map_location=str(device)), state)
+    if device.type == "cuda":
+        assert len(calls) == 1
+    target = {name: [torch.zeros_like(x) for x in there] for name, there in state.items()}
+    assert_same_bits(load(tmp_path, into=target), state)
+
+
 def test_one_file_derives_too(tmp_path: Path, device: torch.device) -> None:
     state = pair(torch.bfloat16, device)
     small = tidegate.save(state, tmp_path / "a.tg").stored_bytes
