@@ -182,7 +182,8 @@ def plot(path: Path, cases: list[Case]) -> None:
     """The cost by codec, mode and sink."""
 
     def way(c: Case) -> str:
-        return f"{c.loop}, {c.mode}, {c.chunk}, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
+        chunk = "" if c.chunk_mib is None else f", {c.chunk}"
+        return f"{c.loop}, {c.mode}{chunk}, {'5 GB/s' if c.bytes_per_s else 'no limit'}"
 
     costs = {(way(c), c.codec): 100 * c.cost for c in cases}
     names, codecs = (list(dict.fromkeys(key[i] for key in costs)) for i in (0, 1))
