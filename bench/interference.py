@@ -66,8 +66,8 @@ DEFAULT_SECONDS = 160.0
 def name_of(case: WhatToSave) -> str:
     """Spell a case for `--only`: what bounds the loop, mode, codec, and what else sets it apart."""
     loop, bytes_per_s, mode, codec, chunk_mib = case
-    apart = [str(chunk_mib)] * (chunk_mib is not None) + ["unlimited"] * math.isinf(bytes_per_s)
-    return ",".join([loop, mode, codec, *apart])
+    chunk = "" if chunk_mib is None else f",{chunk_mib}"
+    return f"{loop},{mode},{codec}{chunk}{',unlimited' if math.isinf(bytes_per_s) else ''}"
 
 
 def step_s(training: Training, batch: int) -> float:
@@ -149,15 +149,14 @@ def main() -> None:
     """Train, save beside it, write the results after every case."""
     parser = arguments(__doc__)
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model: 14 bytes × 12.6 M a layer")
-    parser.add_argument(
-        "--only", nargs="+", default=[], help="such as GPU,device,rans Python,device,rans,64 GPU,lazy,ans,unlimited"
-    )
+    names = [name_of(case) for case in CASES]
+    parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="CASE", help=" ".join(names))
     args = parser.parse_args()
     if args.tiny:
         training = train("dense-tiny", require_cuda(), steps=5)
     else:
         training = train("dense", require_cuda(), steps=5, num_layers=args.layers)
-    chosen = [case for case in CASES if not args.only or name_of(case) in args.only]
+    chosen = [case for case in CASES if name_of(case) in args.only]
     batch = 4 if args.tiny else find_batch(training)
     budget = TimeBudget(args.seconds or DEFAULT_SECONDS)
     cases: list[Case] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import types
 from collections.abc import Iterable, Sequence
 
@@ -185,12 +184,9 @@ def _check_sharing(
     table: StateTable, found: Sequence[torch.Tensor | None], spans: list[tuple[int, int, int, int]]
 ) -> None:
     """Refuse tensors of the caller's that share memory where the stored ones have values of their own."""
-    spans = sorted(spans)
-    if all(device != there or end <= start for (device, _, end, _), (there, start, *_) in itertools.pairwise(spans)):
-        return
     group: list[int] = []
     where, end = -2, 0
-    for device, start, stop, i in spans:
+    for device, start, stop, i in sorted(spans):
         if device != where or start >= end:
             _check_group(table, found, group)
             group, where, end = [], device, 0
