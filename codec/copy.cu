@@ -43,16 +43,11 @@ __device__ __forceinline__ void copy_piece(u8* target, const u8* source, u64 siz
     copy_tile<Word>(target + head + begin, source + head + begin, (u32)smaller(kTileBytes, middle - begin));
 }
 
-// items[3 * k]: source, target (less target_base) and bytes of piece k. `parts` thread blocks a piece. The sources are
-// memory that others write at other times, so they are read by plain loads: nothing here says __restrict__ or __ldg.
-extern "C" __global__ void __launch_bounds__(kThreads)
-copy_pieces(const u64* items, u64 target_base, u32 parts) {
-  const u64* item = items + 3ull * (blockIdx.x / parts);
-  const u32 part = blockIdx.x % parts;
-  const u8* source = reinterpret_cast<const u8*>(item[0]);
-  u8* target = reinterpret_cast<u8*>(item[1] + target_base);
-  const u64 size = item[2];
-  const u32 apart = (u32)(item[0] ^ (item[1] + target_base));
+// As copy_piece, by the longest word that both addresses allow.
+__device__ __forceinline__ void copy_any(u64 target_at, u64 source_at, u64 size, u32 part, u32 parts) {
+  const u8* source = reinterpret_cast<const u8*>(source_at);
+  u8* target = reinterpret_cast<u8*>(target_at);
+  const u32 apart = (u32)(source_at ^ target_at);
   if (apart % 16 == 0)
     copy_piece<uint4>(target, source, size, part, parts);
   else if (apart % 8 == 0)
@@ -63,4 +58,18 @@ copy_pieces(const u64* items, u64 target_base, u32 parts) {
     copy_piece<u16>(target, source, size, part, parts);
   else
     copy_piece<u8>(target, source, size, part, parts);
+}
+
+// items[3 * k]: source, target (less target_base) and bytes of piece k. `parts` thread blocks a piece. The sources are
+// memory that others write at other times, so they are read by plain loads: nothing here says __restrict__ or __ldg.
+extern "C" __global__ void __launch_bounds__(kThreads)
+copy_pieces(const u64* items, u64 target_base, u32 parts) {
+  const u64* item = items + 3ull * (blockIdx.x / parts);
+  copy_any(item[1] + target_base, item[0], item[2], blockIdx.x % parts, parts);
+}
+
+// Copies one piece, to page-locked memory of the host, say, with all thread blocks.
+extern "C" __global__ void __launch_bounds__(kThreads)
+copy_bytes(u64 source, u64 target, u64 size) {
+  copy_any(target, source, size, blockIdx.x, gridDim.x);
 }

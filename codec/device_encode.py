@@ -165,7 +165,7 @@ class DeviceEncoder:
             if slot.has_body:
                 length_at = slot.report + BODY_BYTES_WORD * WORD_BYTES
                 kernels.piece_digests(slot.body, raw_bytes, slot.body_digest, length_at=length_at)
-            driver.copy_to_host(slot.host_report, slot.report, slot.report_bytes, stream)
+            kernels.copy_to_host(slot.host_report, slot.report, slot.report_bytes)
             driver.record(slot.finished.cuda_event, stream)
 
     def _check(self, raw: torch.Tensor, word: WordType, codec: str) -> None:

@@ -80,9 +80,8 @@ class HostRooms:
             Where it goes; valid once its event is done. Give it back when it has been read.
         """
         room = self._take(num_bytes)
-        driver, handle = self._kernels.driver, self._stream.cuda_stream
-        driver.copy_to_host(room.address, source, num_bytes, handle)
-        driver.record(room.done.cuda_event, handle)
+        self._kernels.copy_to_host(room.address, source, num_bytes)
+        self._kernels.driver.record(room.done.cuda_event, self._stream.cuda_stream)
         return room
 
     def give_back(self, room: HostRoom) -> None:

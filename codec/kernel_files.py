@@ -29,7 +29,7 @@ PARAMETERS = {
         "place_blocks": "QI",
         "count_failures": "QQQIQ",
     },
-    "copy": {"copy_pieces": "QQI"},
+    "copy": {"copy_pieces": "QQI", "copy_bytes": "QQQ"},
     "compare": {"compare_pieces": "QIQ"},
     "rans_look": {f"look_at_segments_{size}": "QQIIQQQQQQ" for size in (1, 2, 4, 8)},
     "rans_tables": {"make_rans_tables": "QQIIIQQQQQQ"},

@@ -233,6 +233,20 @@ class Kernels:
         with self.on(stream):
             self._launch("copy_pieces", num_items * parts, items, target_base % (1 << 64), parts)
 
+    def copy_to_host(self, target: int, source: int, num_bytes: int) -> None:
+        """Copy a few bytes of device memory to page-locked memory of the host, by a kernel.
+
+        What copies to the host finishes one copy before it begins the next, on whatever stream that is. A report would
+        wait until the frame under way has left: 4 ms for 256 MiB, and the encoder's slot with it.
+
+        Args:
+            target: Where to, in page-locked memory of PyTorch's, which the device reaches by the same address.
+            source: Where from.
+            num_bytes: How many.
+        """
+        if num_bytes:
+            self._launch("copy_bytes", -(-num_bytes // _TILE_BYTES), source, target, num_bytes)
+
     def compare_pieces(
         self, items: int, num_items: int, max_piece_bytes: int, flags: int, stream: torch.cuda.Stream | int
     ) -> None:

@@ -57,7 +57,7 @@ class Comparison:
             self._items.data_ptr(), self._num_items, self._max_bytes, self._flags.data_ptr(), stream
         )
         with self._kernels.on(stream):
-            driver.copy_to_host(self._found.data_ptr(), self._flags.data_ptr(), num_bytes, stream.cuda_stream)
+            self._kernels.copy_to_host(self._found.data_ptr(), self._flags.data_ptr(), num_bytes)
         self.done.record(stream)
 
     def wait(self) -> Mapping[int, bool]:

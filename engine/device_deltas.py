@@ -184,7 +184,7 @@ class DeviceDeltas:
                 kernels.take_and_digest(
                     number, chunk.word, *addresses, num_bytes, sums=slot.sums_at, words=slot.digest_at
                 )
-            kernels.driver.copy_to_host(slot.host_at, slot.sums_at, slot.num_bytes, handle)
+            kernels.copy_to_host(slot.host_at, slot.sums_at, slot.num_bytes)
         pending = PendingChunk(self.kept, delta, chunk, slot, kind, base_sum)
         if kind is None:
             return coded, pending

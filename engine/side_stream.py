@@ -23,10 +23,13 @@ from .device_shapes import with_residual_codecs
 from .encode import Room, copied_bytes, output_bytes, read_chunk
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
+from .own_streams import own_streams
 from .plan import Chunk
 from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
 
 _POINTER_ALIGNMENT_BYTES = 16
+_PRIORITY = -1
+# Before kernels of the same age: the copy of the state fills the GPU, and the first frames are to leave meanwhile.
 
 
 @dataclass(slots=True)
@@ -77,7 +80,10 @@ class SideStreamEncoder:
         with torch.cuda.device(device):
             self._copies = CopyStream(device, self.depth)
             has_deltas = kept_bytes is not None
-            self._lanes = [self._make_lane(chunk_bytes, num_slots, has_deltas=has_deltas) for _ in range(num_lanes)]
+            self._lanes = [
+                self._make_lane(stream, chunk_bytes, num_slots, has_deltas=has_deltas)
+                for stream in own_streams(self, device, num_lanes, priority=_PRIORITY)
+            ]
             self._deltas: DeviceDeltas | None = None
             if kept_bytes is not None:
                 self._deltas = DeviceDeltas(DeviceKept(kept_bytes, device, self._lanes[0].stream), device)
@@ -158,8 +164,9 @@ class SideStreamEncoder:
         left, pending = self._deltas.queue(job, job.delta, chunk, coded, slot, lane.encoder, lane.stream)
         return left, slot, pending
 
-    def _make_lane(self, chunk_bytes: int, num_slots: int, *, has_deltas: bool) -> _Lane:
-        stream = torch.cuda.Stream(self.device)
+    def _make_lane(
+        self, stream: torch.cuda.Stream, chunk_bytes: int, num_slots: int, *, has_deltas: bool
+    ) -> _Lane:
         codecs = with_residual_codecs(self._auto.candidates) if has_deltas else self._auto.candidates
         encoder = DeviceEncoder(codecs, chunk_bytes, self.device, stream, num_slots=num_slots)
         with torch.cuda.stream(stream):

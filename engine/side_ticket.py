@@ -20,6 +20,7 @@ from .device_deltas import PendingChunk
 from .encode import EncodedFrame, Room, host_buffer
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
+from .own_streams import own_streams
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class FrameVerifier:
 
     def __init__(self, chunk_bytes: int, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = own_streams(self, device, 1)[0]
         self._decoder = DeviceDecoder(chunk_bytes, device, self._stream)
         with torch.cuda.stream(self._stream):
             self._out = torch.empty(chunk_bytes, dtype=torch.uint8, device=device)

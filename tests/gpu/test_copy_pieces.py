@@ -79,6 +79,37 @@ def test_small_no_pieces_are_no_launch(device: torch.device, stream: torch.cuda.
     stream.synchronize()
 
 
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 1000, 16384, 70_001])
+def test_small_bytes_for_the_host(device: torch.device, stream: torch.cuda.Stream, length: int) -> None:
+    kernels = kernels_of(device)
+    source = torch.randint(0, 256, (length + 16,), dtype=torch.uint8, device=device)
+    torch.cuda.synchronize(device)
+    for source_at, target_at in ALIGNMENTS:
+        target = torch.full((length + 32,), POISON, dtype=torch.uint8, pin_memory=True)
+        with kernels.on(stream):
+            kernels.copy_to_host(target.data_ptr() + target_at, source.data_ptr() + source_at, length)
+        stream.synchronize()
+        expected = torch.full_like(target, POISON)
+        expected[target_at : target_at + length] = source[source_at : source_at + length].cpu()
+        assert torch.equal(target, expected)
+
+
+def test_bytes_for_the_host_wait_for_no_frame_under_way(device: torch.device, stream: torch.cuda.Stream) -> None:
+    kernels, other = kernels_of(device), torch.cuda.Stream(device)
+    report, frame = torch.ones(64, dtype=torch.uint8, device=device), torch.ones(1 << 28, device=device)
+    told, there = torch.zeros(64, dtype=torch.uint8, pin_memory=True), torch.zeros(1 << 28, pin_memory=True)
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(other):
+        there.copy_(frame, non_blocking=True)  # 20 ms
+    with kernels.on(stream):
+        kernels.copy_to_host(told.data_ptr(), report.data_ptr(), 64)
+    stream.synchronize()
+    assert not other.query()
+    assert torch.equal(told, report.cpu())
+    other.synchronize()
+    assert torch.equal(there, frame.cpu())
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs; torch sees fewer")
 def test_a_gpu_that_is_not_the_current_one(device: torch.device) -> None:
     other = torch.device("cuda", 1)

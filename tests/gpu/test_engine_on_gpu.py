@@ -77,6 +77,20 @@ def test_into_fills_gpu_tensors_in_place(tmp_path: Path) -> None:
     assert_same_bits(loaded, state)
 
 
+def test_one_engine_after_the_other_uses_the_same_memory(tmp_path: Path) -> None:
+    state, chunk_bytes = torch.randn(12 << 20, device="cuda"), 16 << 20
+    reserved_bytes = []
+    for step in range(20):
+        with tidegate.CheckpointEngine(
+            tmp_path, codec="rans", snapshot="device", verify="decode", chunk_bytes=chunk_bytes, keep_last=1
+        ) as engine:
+            assert engine.save_async(state, step=step).result(60).snapshot == "device"
+        del engine
+        gc.collect()
+        reserved_bytes.append(torch.cuda.memory_reserved())
+    assert reserved_bytes[-1] - reserved_bytes[2] < chunk_bytes, "each takes many times as much"
+
+
 def test_a_device_budget_too_small_for_a_snapshot_goes_through_the_host(tmp_path: Path) -> None:
     state = {"w": torch.randn(64 << 20, device="cuda")}
     budget = 1 << 30
