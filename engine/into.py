@@ -22,6 +22,7 @@ from .tensors import TensorSpec, reach, row_major
 from .types import JSON
 
 _MAX_SHOWN = 5
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 _Way = str | tuple["_Way", str | None, JSON]
 """The steps to a place; or the way to a container and the step from there, as text, or by the key that it is of. Texts
@@ -77,10 +78,11 @@ class _Matcher:
     def node(self, node: JSON, value: object, path: _Way, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise PathError(f"it nests more than {MAX_DEPTH} levels deep")
-        tag = tag_of(node)
-        if tag == "t" and isinstance(node, list):
+        if type(node) is list and node and node[0] == "t":
             self._tensor(node[1] if len(node) > 1 else None, value, path)
-        elif isinstance(node, dict) or tag in MAPPING_TAGS or tag in ("Namespace", "SimpleNamespace", "dataclass"):
+            return
+        tag = tag_of(node)
+        if isinstance(node, dict) or tag in MAPPING_TAGS or tag in ("Namespace", "SimpleNamespace", "dataclass"):
             self._mapping(node, value, path, depth)
         elif tag in ("list", "tuple", "namedtuple", "deque"):
             self._sequence(node, value, path, depth)
@@ -91,7 +93,7 @@ class _Matcher:
         if type(index) is not int or not 0 <= index < len(self.found):
             raise PathError(f"the skeleton names a tensor that is not there at {join_steps([_spelled(path)])}")
         number = self._table.tensor_spec[index]
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
+        if type(value) not in _PLAIN or not isinstance(value, torch.Tensor):
             raise _mismatch(path, str(self._table.specs[number]), _kind_of(value))
         kind: tuple[object, ...] = ()
         if value.layout == torch.strided:
