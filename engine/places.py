@@ -89,7 +89,6 @@ class Places:
         self._wanted = wanted
         self._targets = targets
         self._in_place: set[int] = set()
-        self._ready: dict[int, torch.Tensor] = {}
         self._memory: list[torch.Tensor | None] = [None] * len(table.extent_bytes)
         self._rows: dict[int, int] = {}  # the caller's tensor of an extent that is filled in place, until it is needed
         self._devices: list[torch.device | None] = [None] * len(table.extent_bytes)
@@ -155,29 +154,15 @@ class Places:
         for extent, piece in enumerate(torch.split_with_sizes(packed, sizes), chunk.first_extent):
             self._place_one(extent, piece)
 
-    def make_ready(self) -> None:
-        """Make the tensors whose memory on a GPU is there, whether it is filled or not. `finish` makes the others.
-
-        Called by the thread that prepares, once all chunks are prepared. On the CPU all cores read and decode until
-        the end.
-        """
-        extents, memory, devices = self._table.tensor_extent, self._memory, self._devices
-        here = [
-            there is not None and device is not None and device.type == "cuda" and not there.storage_offset()
-            for there, device in zip(memory, devices, strict=True)
-        ]
-        some = [i for i in self._wanted if here[extents[i]] and i not in self._in_place]
-        self._ready = dict(zip(some, self._make(some), strict=True))
-
     def finish(self) -> list[torch.Tensor | None]:
-        """Make the tensors that are left, and fill those of the caller's that were not filled in place. Blocks.
+        """Make the tensors, and fill those of the caller's that were not filled in place. Blocks.
 
         Returns:
             By tensor; None for those that are not wanted.
         """
         tensors: list[torch.Tensor | None] = [None] * len(self._targets)
-        new = [i for i in self._wanted if i not in self._in_place and i not in self._ready]
-        for i, made in itertools.chain(self._ready.items(), zip(new, self._make(new), strict=True)):
+        new = [i for i in self._wanted if i not in self._in_place]
+        for i, made in zip(new, self._make(new), strict=True):
             tensors[i] = made
         for i in self._wanted:
             target, tensor = self._targets[i], tensors[i]

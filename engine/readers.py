@@ -48,13 +48,7 @@ class _Task:
 
 
 def read_frames(
-    store: FrameSource,
-    table: StateTable,
-    items: Sequence[ReadItem],
-    places: Destination,
-    *,
-    num_threads: int,
-    meanwhile: Callable[[], None] | None = None,
+    store: FrameSource, table: StateTable, items: Sequence[ReadItem], places: Destination, *, num_threads: int
 ) -> None:
     """Read frames, check and decode them, and place what they hold. Blocks until all of it is done.
 
@@ -64,7 +58,6 @@ def read_frames(
         items: The frames.
         places: Where they go.
         num_threads: How many threads read, at most.
-        meanwhile: Called by this thread once all chunks are prepared, while the last of them still come.
 
     Raises:
         CheckpointError: The first thing that went wrong, with its frame and first tensor named.
@@ -75,7 +68,7 @@ def read_frames(
         crew = _Crew(store, table, items, places, num_threads)
     except Exception as exc:
         raise load_error(exc, "making ready to decode frames", stage="decode") from exc
-    crew.run(meanwhile)
+    crew.run()
 
 
 class _Crew:
@@ -102,8 +95,8 @@ class _Crew:
         self._host = HostDecoder(self._objects, self._pool)
         self._chains = self._device_chains()
 
-    def run(self, meanwhile: Callable[[], None] | None) -> None:
-        """Do all of it, and something else while it lasts."""
+    def run(self) -> None:
+        """Do all of it."""
         workers = WorkerPool(self._num_threads + len(self._lanes), "tidegate-read")
         reading: list[Future[None]] = []
         decoding: list[Future[None]] = []
@@ -112,8 +105,6 @@ class _Crew:
             reading += [workers.submit(self._read_all) for _ in range(self._num_threads)]
             self._feed_all()
             self._end_reading()
-            if meanwhile is not None and not self._failure.is_set:
-                meanwhile()
             self._wait(reading)
             self._end_decoding()
             self._wait(decoding)

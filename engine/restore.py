@@ -63,8 +63,7 @@ def load_state(
         wanted = range(len(table.tensor_spec)) if part is None else _existing(table, tensors_in(parts))
         targets = match_parts(table, _pairs(parts, into, part)) if into is not None else [None] * len(table.tensor_spec)
         places = _places(manifest, wanted, targets, map_location)
-        items = places.needed(plan.items)
-        read_frames(store, table, items, places, num_threads=_NUM_THREADS, meanwhile=places.make_ready)
+        read_frames(store, table, places.needed(plan.items), places, num_threads=_NUM_THREADS)
         tensors = places.finish()
         built = {found.name: rebuild(found.node, tensors, found.steps) for found in parts}
     return built if _is_several(part) else next(iter(built.values()))
