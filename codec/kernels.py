@@ -236,12 +236,13 @@ class Kernels:
     def copy_to_host(self, target: int, source: int, num_bytes: int) -> None:
         """Copy a few bytes of device memory to page-locked memory of the host, by a kernel.
 
-        What copies to the host finishes one copy before it begins the next, on whatever stream that is. A report would
-        wait until the frame under way has left: 4 ms for 256 MiB, and the encoder's slot with it.
+        As a plain copy a report comes behind the frame that is leaving, whatever its stream: 4 ms for 256 MiB, for which
+        its chunk counts as not encoded.
 
         Args:
-            target: Where to, in page-locked memory of PyTorch's, which the device reaches by the same address.
-            source: Where from.
+            target: Where to, in page-locked memory of PyTorch's, which the device reaches by the same address; any
+                alignment.
+            source: Where from; any alignment.
             num_bytes: How many.
         """
         if num_bytes:

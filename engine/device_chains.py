@@ -21,6 +21,7 @@ from .delta import DeltaChunk
 from .frames import chain_of, check_rebuilt, check_start, rebuild_chain
 from .load_plan import ReadItem
 from .open_objects import OpenObjects
+from .own_streams import own_streams
 from .residual import device_kind
 
 _NUM_WORKERS = 2
@@ -111,7 +112,7 @@ class _Worker:
         self._pool = pool
         self._kernels = kernels_of(indexed(device))
         self._kernels.load_residual()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = own_streams(self, device, 1)[0]
         self._decoder = DeviceDecoder(chunk_bytes, device, self._stream)
         with torch.cuda.stream(self._stream):
             self._body = torch.empty(body_bytes, dtype=torch.uint8, device=device)

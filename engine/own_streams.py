@@ -1,7 +1,7 @@
 """CUDA streams that belong to one object as long as it lives, and to the next one afterwards.
 
-PyTorch keeps freed memory by the stream that it was allocated on. An encoder with streams of its own would leave
-gigabytes behind that no later one could use, until the device has no room left for them.
+PyTorch keeps freed memory by the stream that it was allocated on. An encoder with new streams would leave its memory
+where no later one could use it, until the device has no room left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def own_streams(owner: object, device: torch.device, count: int, *, priority: in
     """Return streams that nobody else gets until `owner` is gone.
 
     Args:
-        owner: Whose they are. Once it is gone, its work is done, or of no interest.
+        owner: Whose they are. What it has queued still comes before what the next one queues.
         device: The CUDA device, with its index.
         count: How many.
         priority: As for torch.cuda.Stream: lower numbers go first.

@@ -29,7 +29,8 @@ from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
 
 _POINTER_ALIGNMENT_BYTES = 16
 _PRIORITY = -1
-# Before kernels of the same age: the copy of the state fills the GPU, and the first frames are to leave meanwhile.
+# Of the lanes' streams; PyTorch's own is 0, lower goes first. The copy of the state fills the GPU, and the first frames
+# are to leave meanwhile.
 
 
 @dataclass(slots=True)
