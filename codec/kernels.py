@@ -236,8 +236,8 @@ class Kernels:
     def copy_to_host(self, target: int, source: int, num_bytes: int) -> None:
         """Copy a few bytes of device memory to page-locked memory of the host, by a kernel.
 
-        As a plain copy a report comes behind the frame that is leaving, whatever its stream: 4 ms for 256 MiB, for which
-        its chunk counts as not encoded.
+        As a plain copy a report comes behind the frame that is leaving, whatever its stream: 4 ms for 256 MiB, and so
+        long its chunk counts as not encoded.
 
         Args:
             target: Where to, in page-locked memory of PyTorch's, which the device reaches by the same address; any
