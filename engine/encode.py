@@ -52,8 +52,12 @@ class EncodedFrame:
 class Ticket(Protocol):
     """A frame in the making."""
 
-    def advance(self) -> None:
-        """Begin the next step if the one before it has ended. Never blocks, never raises for the frame."""
+    def advance(self) -> bool:
+        """Begin the next step if the one before it has ended. Never blocks, never raises for the frame.
+
+        Returns:
+            Whether it has all that it needs to become ready. If not, those behind it must not take room yet.
+        """
         ...
 
     def finish(self) -> EncodedFrame | None:
@@ -201,8 +205,9 @@ class _HostTicket:
     _future: Future[EncodedFrame | None]
     _output: HostBuffer
 
-    def advance(self) -> None:
-        """Do nothing: the thread goes on by itself."""
+    def advance(self) -> bool:
+        """Do nothing: the thread goes on by itself, and has its room."""
+        return True
 
     def finish(self) -> EncodedFrame | None:
         frame = None

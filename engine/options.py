@@ -24,8 +24,8 @@ OnBusy = Literal["wait", "skip", "error"]
 _CHUNK_STEP_BYTES = 64 << 10
 _NUM_QUEUED_WRITES = 3
 _NUM_STAGED = 2
-NUM_DEVICE_OUTPUTS = 5
-"""Frames of CUDA chunks: as many as the largest encoder has in flight (device_shapes), and one that is written."""
+NUM_DEVICE_OUTPUTS = 3
+"""Frames of CUDA chunks in host memory: one that is copied there, one that is written, and one in between."""
 _DELTA_BUFFERS = 3
 _KEPT_SHARE = 4
 

@@ -31,6 +31,7 @@ class Pipeline:
         self._encoder_for = encoder_for
         self._appender = appender
         self._started: deque[Ticket] = deque()
+        self._encoder: ChunkEncoder | None = None
         self._totals: dict[int, CodecTotals] = {}
 
     def run(self, job: SaveJob) -> dict[int, CodecTotals]:
@@ -67,7 +68,9 @@ class Pipeline:
         if job.failure is not None:
             raise job.failure
         encoder = self._encoder_for(staged)
-        self._drain(job, encoder.depth - 1)
+        # A GPU's frames take host memory late, and those of the CPU that are behind them must not have all of it then.
+        self._drain(job, encoder.depth - 1 if encoder is self._encoder else 0)
+        self._encoder = encoder
         room = self._room(job, encoder, staged.chunk.num_bytes)
         try:
             self._started.append(encoder.start(job, staged, room))
@@ -98,8 +101,10 @@ class Pipeline:
                 self._append(job, frame)
 
     def _advance(self) -> None:
+        # In order: if later frames took the room that there is, the oldest would wait for ever.
         for ticket in self._started:
-            ticket.advance()
+            if not ticket.advance():
+                break
 
     def _append(self, job: SaveJob, frame: EncodedFrame) -> None:
         job.let_go()

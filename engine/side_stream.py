@@ -25,7 +25,7 @@ from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .own_streams import own_streams
 from .plan import Chunk
-from .side_ticket import DeviceRoom, FrameVerifier, SideStreamTicket
+from .side_ticket import DeviceRoom, FrameVerifier, HostRoom, SideStreamTicket
 
 _POINTER_ALIGNMENT_BYTES = 16
 _PRIORITY = -1
@@ -106,15 +106,15 @@ class SideStreamEncoder:
         self._slots.wake()
 
     def try_reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
-        """Take a slot if the store takes device memory, else a host buffer; None if there is none now."""
+        """Take a slot if the store takes device memory, None if there is none now; else promise a host buffer."""
         if not job.writes_from_device:
-            return self._outputs.try_acquire(output_bytes(num_bytes))
+            return HostRoom(self._outputs, output_bytes(num_bytes))
         return DeviceRoom(self._slots) if self._slots.try_acquire(1) else None
 
     def reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
-        """Take one; block until there is one. None if the job has failed."""
+        """As `try_reserve`, but block until there is a slot. None if the job has failed."""
         if not job.writes_from_device:
-            return self._outputs.acquire(output_bytes(num_bytes), job.failed)
+            return HostRoom(self._outputs, output_bytes(num_bytes))
         return DeviceRoom(self._slots) if self._slots.acquire(1, job.failed) else None
 
     def start(self, job: SaveJob, staged: StagedChunk, room: Room) -> SideStreamTicket:

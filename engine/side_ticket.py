@@ -14,10 +14,10 @@ from tidegate.codec.errors import CorruptionError
 from tidegate.storage.base import DeviceBytes
 
 from .budget import ByteBudget
-from .buffers import HostBuffer
+from .buffers import BufferPool, HostBuffer
 from .copy_stream import CopyStream
 from .device_deltas import PendingChunk
-from .encode import EncodedFrame, Room, host_buffer
+from .encode import EncodedFrame, Room
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .own_streams import own_streams
@@ -35,6 +35,40 @@ class DeviceRoom:
         if self.ticket is not None:
             self.ticket.release()
         self.slots.release(1)
+
+
+@dataclass(slots=True)
+class HostRoom:
+    """A host buffer for a frame, taken when that is encoded. Until then it has its slot on the device.
+
+    Attributes:
+        outputs: Where it comes from.
+        num_bytes: What it has to hold.
+        buffer: The buffer, once it has been taken.
+    """
+
+    outputs: BufferPool
+    num_bytes: int
+    buffer: HostBuffer | None = None
+
+    def try_take(self) -> bool:
+        """Take the buffer if there is one now. Returns whether it has been taken."""
+        if self.buffer is None:
+            self.buffer = self.outputs.try_acquire(self.num_bytes)
+        return self.buffer is not None
+
+    def take(self, job: SaveJob) -> HostBuffer:
+        """Return the buffer; block until there is one. Raises what the job failed with."""
+        if self.buffer is None:
+            self.buffer = self.outputs.acquire(self.num_bytes, job.failed)
+        if self.buffer is None:
+            raise job.failure or InternalError("a buffer pool gave up without being asked to")
+        return self.buffer
+
+    def release(self) -> None:
+        """Give the buffer back, if it has been taken."""
+        if self.buffer is not None:
+            self.buffer.release()
 
 
 class FrameVerifier:
@@ -91,7 +125,7 @@ class SideStreamTicket:
         self.copied = copies.next_event()
         self._job = job
         self._staged = staged
-        self._room = room
+        self._room = _room_of(room)
         self._ticket = ticket
         self._raw = raw
         self._copies = copies
@@ -99,21 +133,27 @@ class SideStreamTicket:
         self._pending = pending
         self._start_s = job.timeline.now()
         self._header: FrameHeader | None = None
+        self._body = 0
         self._content: memoryview | DeviceBytes | None = None
         self._copy_start_s = 0.0
         self._failure: BaseException | None = None
         if isinstance(room, DeviceRoom):
             room.ticket = ticket
 
-    def advance(self) -> None:
-        """Queue the frame's copy if it has been encoded."""
+    def advance(self) -> bool:
+        """Queue the frame's copy if it has been encoded and there is room for it; see `Ticket.advance`."""
         if self._content is not None or self._failure is not None:
-            return
+            return True
         try:
-            if self._ticket.is_done():
-                self._queue_copy()
+            if not self._ticket.is_done():
+                return False
+            self._end_encode()
+            if isinstance(self._room, HostRoom) and not self._room.try_take():
+                return False
+            self._queue_copy()
         except Exception as exc:  # noqa: BLE001 - raised by `finish`, in the order of the chunks
             self._failure = exc
+        return True
 
     def finish(self) -> EncodedFrame:
         """Block until the frame is where it is written from."""
@@ -144,22 +184,30 @@ class SideStreamTicket:
             raise InternalError("a frame was copied nowhere")
         return EncodedFrame(self._staged.chunk, self._found_header(), self._content, self._room)
 
-    def _queue_copy(self) -> None:
-        """Wait until the chunk is encoded, and queue the copy of its frame."""
-        header, body = self._ticket.finish_at()
-        self._header = header
+    def _end_encode(self) -> None:
+        """Wait until the chunk is encoded."""
+        if self._header is not None:
+            return
+        self._header, self._body = self._ticket.finish_at()
         if self._pending is not None:
             self._pending.settle()
-        now_s = self._copy_start_s = self._job.timeline.now()
+        now_s = self._job.timeline.now()
         start_s = max(self._start_s, now_s - self._ticket.encode_s)
         self._job.timeline.add(self._staged.chunk.index, "encode", start_s, now_s)
-        copies = self._copies
-        if isinstance(self._room, DeviceRoom):
+
+    def _queue_copy(self) -> None:
+        """Wait until the chunk is encoded and there is room for its frame, and queue the copy."""
+        self._end_encode()
+        header, copies = self._found_header(), self._copies
+        if isinstance(self._room, HostRoom):
+            output = self._room.take(self._job)
+            self._copy_start_s = self._job.timeline.now()
+            self._content = self._copy_to_host(header, self._body, output)
+        else:
+            self._copy_start_s = self._job.timeline.now()
             _, address = self._ticket.frame_at(copies.handle)
             copies.record(self.copied)
             self._content = DeviceBytes(address, header.padded_bytes, copies.device_index, self._ticket)
-        else:
-            self._content = self._copy_to_host(header, body, host_buffer(self._room))
 
     def _copy_to_host(self, header: FrameHeader, body: int, output: HostBuffer) -> memoryview:
         if header.body_bytes:
@@ -175,3 +223,9 @@ class SideStreamTicket:
         if self._header is None:
             raise InternalError("a frame has no header yet")
         return self._header
+
+
+def _room_of(room: Room) -> DeviceRoom | HostRoom:
+    if not isinstance(room, DeviceRoom | HostRoom):
+        raise InternalError(f"room of a GPU's encoder was expected for a frame, not {room!r:.60}")
+    return room

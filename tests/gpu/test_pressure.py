@@ -16,6 +16,7 @@ from tests.kit.bits import assert_same_bits
 from tests.kit.states import reference
 from tests.kit.stores import GateStore, SlowStore
 from tidegate.codec.availability import unavailable_reason
+from tidegate.codec.base import frame_bound_bytes
 from tidegate.snapshot import SnapshotMode
 from tidegate.storage import MemoryStore, SinkStore
 
@@ -96,6 +97,32 @@ def test_a_slow_store_and_a_small_host_budget(where: str, snapshot: SnapshotMode
         assert num_throttles(engine) > 0
         assert report.wall_s >= 0.95 * report.raw_bytes / 100e6, "the store was slow"
         assert_same_bits(engine.load(map_location=HOME), expected)
+    store.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("num_buffers", [1, 2, 3])
+@pytest.mark.parametrize("verify", ["checksum", "decode"])
+@pytest.mark.parametrize("snapshot", ["host", "device", "lazy"])
+def test_frames_wait_on_the_gpu_for_host_memory(
+    snapshot: SnapshotMode, verify: Literal["checksum", "decode"], num_buffers: int
+) -> None:
+    """More chunks are encoded than host memory has room for, on the CPU too: each gets its turn, and keeps its bits."""
+    state = {"gpu": state_of(24, "cuda"), "cpu": state_of(8, "cpu", num_small=5)}
+    expected = reference(state)
+    store = SlowStore(MemoryStore(), bytes_per_s=300e6)
+    with tidegate.CheckpointEngine(store, codec="rans", snapshot=snapshot, chunk_bytes=MIB, verify=verify) as engine:
+        outputs, (high, _) = engine._resources.outputs, engine._resources.options.watermarks
+        limit_bytes = int(num_buffers * frame_bound_bytes(MIB) / high) + 1
+        outputs.budget.resize(limit_bytes)
+        for step in range(2):
+            report = engine.save_async(state, step=step).result(TIMEOUT_S)
+            assert outputs.budget.num_throttles > 0
+            assert outputs.budget.take_peak() <= limit_bytes
+            assert not any("on the CPU" in note for note in report.notes), report.notes
+            assert_same_bits(engine.load(step, map_location=HOME), expected)
+        assert outputs.budget.in_use_bytes == 0
     store.close()
 
 
