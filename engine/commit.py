@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tidegate.storage.base import ObjectStat, Store
+from tidegate.storage.base import FolderStore, ObjectStat, Store
 from tidegate.storage.errors import ObjectNotFoundError, StoreIOError
 
 from .errors import CorruptCheckpointError, SaveError
@@ -177,6 +177,13 @@ def committed_steps(store: Store) -> list[int]:
     return sorted(steps)
 
 
+def _steps(store: Store) -> list[int]:
+    """List the steps that may be committed, in ascending order. Blocks."""
+    if not isinstance(store, FolderStore):
+        return committed_steps(store)
+    return sorted(int(match[1]) for name in store.folders() if (match := _STEP_FOLDER.fullmatch(name)))
+
+
 def read_commits(store: Store) -> tuple[list[CommitRecord], dict[int, CorruptCheckpointError]]:
     """Read every COMMIT record. Blocks.
 
@@ -185,7 +192,7 @@ def read_commits(store: Store) -> tuple[list[CommitRecord], dict[int, CorruptChe
     """
     records = []
     damaged = {}
-    for step in committed_steps(store):
+    for step in _steps(store):
         try:
             text = read_commit_bytes(store, step)
             if text is not None:

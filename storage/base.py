@@ -229,6 +229,18 @@ class DeviceReadingStore(OpeningStore, Protocol):
 
 
 @runtime_checkable
+class FolderStore(Store, Protocol):
+    """A store that can tell its folders without looking at what is in them."""
+
+    def folders(self) -> Iterator[str]:
+        """Yield the first parts of keys of several parts, each once, in no set order. Blocks.
+
+        One may be told that is empty by now, or that no key can have.
+        """
+        ...
+
+
+@runtime_checkable
 class DeviceStore(Store, Protocol):
     """A store that may write from the memory of a CUDA device: its `create` may return a DeviceWriter."""
 

@@ -18,6 +18,17 @@ def object_stat(key: str, status: os.stat_result) -> ObjectStat:
     return ObjectStat(key, status.st_size, max(0.0, time.time() - status.st_mtime))
 
 
+def folder_names(root: str) -> list[str]:
+    """Name the folders in a store's folder; none if that is not there. Blocks."""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        FolderChain(root, ()) as chain,
+        os.scandir(chain.fd) as entries,
+    ):
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
 def scan(root: str, folder: str) -> tuple[Sequence[ObjectStat], Sequence[str]]:
     """List one folder. Blocks.
 

@@ -17,7 +17,7 @@ from .device_writer import LocalDeviceWriter
 from .errors import InvalidKeyError, ObjectExistsError, ObjectNotFoundError, StorageError, StoreIOError
 from .folders import FolderChain, sync_folder
 from .keys import LOCK_SUFFIX, check_key, check_new_key, check_prefix, is_reserved, partial_name
-from .listing import object_stat, scan
+from .listing import folder_names, object_stat, scan
 from .local_reader import LocalReader, read_some
 from .local_writer import LocalWriter
 from .locks import name_lock, release, try_lock
@@ -100,12 +100,15 @@ class LocalStore:
 
     def create(self, key: str, *, size_hint_bytes: int = 0, replace: bool = False) -> LocalWriter:
         """Start a new object; see `Store.create`. Makes its folders and its temporary file."""
+        return self._create(key, self._io, size_hint_bytes, replace=replace)
+
+    def _create(self, key: str, io: IOMode, size_hint_bytes: int, *, replace: bool) -> LocalWriter:
         check_new_key(key)
         folders, name = _split(key)
         temporary = partial_name(name, secrets.token_hex(8))
         path = self._path(key)
         with mapped_errors("create", path, key, size_hint_bytes):
-            chain, file = self._create_file(folders, temporary, key, size_hint_bytes)
+            chain, file = self._create_file(folders, temporary, key, io, size_hint_bytes)
         choice = self._device_choice
         is_for_device = self._io == "gds" if choice is None else choice.is_kvikio
         return (LocalDeviceWriter if is_for_device else LocalWriter)(
@@ -175,10 +178,9 @@ class LocalStore:
         """
         if expected is not None:
             self._check_present(key, expected)
-        writer = self.create(key, size_hint_bytes=len(data), replace=expected is not None)
+        writer = self._create(key, "direct" if self._io == "direct" else "buffered", 0, replace=expected is not None)
         try:
-            with memoryview(data) as view:
-                writer.append(view).result()
+            writer.append_here(data)
             if expected is None:
                 writer.seal()
             else:
@@ -202,6 +204,12 @@ class LocalStore:
                 stats, below = scan(self._root, folder)
             yield from stats
             folders += below
+
+    def folders(self) -> Iterator[str]:
+        """Yield the folders in the root; see `FolderStore.folders`."""
+        with mapped_errors("list", self._root, ""):
+            names = folder_names(self._root)
+        yield from names
 
     def delete(self, key: str) -> None:
         """Remove an object; see `Store.delete`. A lock file whose lock is being held stays."""
@@ -227,7 +235,7 @@ class LocalStore:
         return os.path.join(self._root, key)
 
     def _create_file(
-        self, folders: Sequence[str], name: str, key: str, size_hint_bytes: int
+        self, folders: Sequence[str], name: str, key: str, io: IOMode, size_hint_bytes: int
     ) -> tuple[FolderChain, OutputFile]:
         races = 0
         while True:
@@ -235,7 +243,7 @@ class LocalStore:
                 chain = FolderChain(self._root, folders, make=True)
                 try:
                     return chain, OutputFile(
-                        chain.fd, name, path=self._path(key), key=key, io=self._io, size_hint_bytes=size_hint_bytes
+                        chain.fd, name, path=self._path(key), key=key, io=io, size_hint_bytes=size_hint_bytes
                     )
                 except BaseException:
                     chain.remove_empty(chain.num_made)
@@ -249,7 +257,7 @@ class LocalStore:
     @contextlib.contextmanager
     def _temporary_file(self) -> Iterator[OutputFile]:
         name = partial_name("device-probe", secrets.token_hex(8))  # so that `gc` finds what a killed process leaves
-        chain, file = self._create_file((), name, name, 0)
+        chain, file = self._create_file((), name, name, self._io, 0)
         try:
             yield file
         finally:

@@ -80,6 +80,21 @@ class LocalWriter:
 
         return self._queue(view.nbytes, pieces, submit)
 
+    def append_here(self, data: bytes) -> None:
+        """As `append`, but write in the calling thread: of a small object, which needs no more than one. Blocks."""
+        self._check_open()
+        pieces = Pieces(range(bool(data)))
+
+        def write(start: int, offset: int) -> None:
+            error: BaseException | None = None
+            try:
+                self._write(offset, memoryview(data))
+            except StorageError as exc:
+                error = exc
+            self._end_piece(pieces, start, error)
+
+        self._queue(len(data), pieces, write).result()
+
     def seal(self) -> None:
         """Make the object durable and visible; see `ObjectWriter.seal`.
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from .base import ALIGNMENT_BYTES
 
 MIN_PIECE_BYTES = 4 << 20
+"""What is shorter is not cut."""
 MAX_PIECE_BYTES = 32 << 20
 
 
@@ -23,11 +24,12 @@ def piece_bytes(num_bytes: int, num_idle: int) -> int:
         num_idle: How many threads have nothing to do.
 
     Returns:
-        The length of all pieces but the last: a multiple of ALIGNMENT_BYTES.
+        The length of all pieces but the last: a multiple of ALIGNMENT_BYTES. None is much shorter than the others.
     """
-    share = -(-num_bytes // max(1, num_idle))
-    aligned = -(-share // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return min(max(aligned, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+    fewest, most = -(-num_bytes // MAX_PIECE_BYTES), num_bytes // MIN_PIECE_BYTES
+    num_pieces = max(1, fewest, min(most, num_idle))
+    share = -(-num_bytes // num_pieces)
+    return max(1, -(-share // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
 
 
 class Pieces:

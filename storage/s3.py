@@ -177,6 +177,17 @@ class S3Store:
             markers = {"ContinuationToken": page["NextContinuationToken"]}
         yield from self._uploads.stats(prefix)
 
+    def folders(self) -> Iterator[str]:
+        """Yield the first parts of keys that have several; see `FolderStore.folders`. One request tells 1,000."""
+        root = self._calls.name("")
+        markers: dict[str, object] = {}
+        while True:
+            page = self._page(root, {"Delimiter": "/", **markers})
+            yield from (str(entry["Prefix"])[len(root) : -1] for entry in page.get("CommonPrefixes", ()))
+            if not page.get("IsTruncated"):
+                break
+            markers = {"ContinuationToken": page["NextContinuationToken"]}
+
     def delete(self, key: str) -> None:
         """Remove an object, or abort an upload that is named as a leftover; see `Store.delete`."""
         check_key(key)

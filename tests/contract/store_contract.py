@@ -13,6 +13,7 @@ from tests.contract.swap_contract import SwappingContract
 from tests.kit.store_checks import TIMEOUT_S, leftovers, listing, race
 from tests.kit.wrapping import content, put
 from tidegate.storage import (
+    FolderStore,
     InvalidKeyError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -205,6 +206,17 @@ class NamingContract(HoldingContract):
         assert listing(store, "a/") == {"a/b": 3, "a/b2/c": 6, "a/b2/d": 6}
         assert listing(store, "a/b2/") == {"a/b2/c": 6, "a/b2/d": 6}
         assert all(0 <= stat.age_s < TIMEOUT_S for stat in store.list())
+
+    def test_folders_are_told_once_each(self, store: Store) -> None:
+        if not isinstance(store, FolderStore):
+            pytest.skip("this store tells no folders")
+        assert list(store.folders()) == []
+        for key in ("top", "ab/c", "a/b", "a/b2/c", "a/b2/d"):
+            put(store, key, key.encode())
+        assert sorted(store.folders()) == ["a", "ab"]
+        store.delete("ab/c")
+        assert listing(store, "ab/") == {}
+        assert "a" in list(store.folders())
 
     @pytest.mark.parametrize("prefix", ["a", "/", "../", "a/../", "a//"])
     def test_a_prefix_is_a_folder(self, store: Store, prefix: str) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.wrapping import put
 from tidegate.commit import (
     CommitRecord,
+    attempt_key,
     commit_key,
     committed_steps,
     leftovers,
@@ -22,6 +27,7 @@ from tidegate.commit import (
 from tidegate.errors import CorruptCheckpointError
 from tidegate.retention import apply_retention, retire, to_retire
 from tidegate.storage.errors import ObjectExistsError
+from tidegate.storage.local import LocalStore
 from tidegate.storage.memory import MemoryStore
 
 
@@ -73,6 +79,35 @@ def test_order_is_the_sequence_not_the_step() -> None:
         publish(store, record(step, sequence), None)
     assert [r.step for r in read_commits(store)[0]] == [300, 200, 100]
     assert committed_steps(store) == [100, 200, 300]
+
+
+def test_to_read_the_records_is_to_look_at_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a folder is a dozen calls that give up the GIL; beside busy Python each may wait 5 ms for it."""
+    with closing(LocalStore(tmp_path)) as store:
+        for step in range(30):
+            put(store, attempt_key(step, "ab" * 16, "rank-00000.tg"), b"frames")
+            if step % 3:
+                publish(store, record(step, step), None)
+        scans: list[object] = []
+        scandir = os.scandir
+        monkeypatch.setattr(os, "scandir", lambda of: scans.append(of) or scandir(of))  # type: ignore[func-returns-value]
+        found, damaged = read_commits(store)
+        assert ([r.step for r in found], damaged) == ([step for step in range(30) if step % 3], {})
+        assert len(scans) == 1
+        assert committed_steps(store) == [r.step for r in found]
+
+
+def test_what_is_no_step_is_no_commit(tmp_path: Path) -> None:
+    with closing(LocalStore(tmp_path / "root")) as store:
+        assert read_commits(store) == ([], {})
+        publish(store, record(7), None)
+        for name in ("step-7", "step-00000000070", "other", "step-0000000008x"):
+            put(store, f"{name}/COMMIT", record(7).dump())
+        (tmp_path / "root" / "step-0000000009").symlink_to(tmp_path / "root" / "step-0000000007")
+        (tmp_path / "root" / "step-0000000010").write_bytes(b"a file")
+        (tmp_path / "root" / "step-0000000011").mkdir()
+        found, damaged = read_commits(store)
+        assert ([r.step for r in found], damaged) == ([7], {})
 
 
 def test_a_damaged_record_is_reported_and_kept() -> None:
