@@ -52,12 +52,24 @@ class EncodedFrame:
 class Ticket(Protocol):
     """A frame in the making."""
 
-    def advance(self) -> bool:
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the frame has been encoded, and there was no room for it."""
+        ...
+
+    def advance(self, *, may_take_room: bool) -> bool:
         """Begin the next step if the one before it has ended. Never blocks, never raises for the frame.
 
+        Args:
+            may_take_room: Whether those before it have theirs.
+
         Returns:
-            Whether it has all that it needs to become ready. If not, those behind it must not take room yet.
+            Whether those behind it may take room.
         """
+        ...
+
+    def await_read(self) -> None:
+        """Block until the chunk has been read, if nothing but a GPU has to be waited for. Never raises."""
         ...
 
     def finish(self) -> EncodedFrame | None:
@@ -205,9 +217,14 @@ class _HostTicket:
     _future: Future[EncodedFrame | None]
     _output: HostBuffer
 
-    def advance(self) -> bool:
+    waits_for_room = False
+
+    def advance(self, *, may_take_room: bool) -> bool:
         """Do nothing: the thread goes on by itself, and has its room."""
-        return True
+        return may_take_room
+
+    def await_read(self) -> None:
+        """Do nothing: the thread reads by itself."""
 
     def finish(self) -> EncodedFrame | None:
         frame = None

@@ -214,6 +214,11 @@ class SaveJob:
             if self._num_live == 0 and not self._is_staging:
                 self._end_reading()
 
+    @property
+    def is_reading_in_place(self) -> bool:
+        """Whether there are chunks that are read in place and have not been read yet."""
+        return self._num_live > 0
+
     def start_now(self) -> None:
         """Let the background thread begin before staging ends: it must, where staging waits for buffers.
 

@@ -94,6 +94,9 @@ class Pipeline:
     def _drain(self, job: SaveJob, num_left: int) -> None:
         while len(self._started) > num_left:
             self._advance()  # so that the frames behind are copied while the oldest is waited for
+            if not num_left and job.is_reading_in_place and self._started[0].waits_for_room:
+                for ticket in self._started:
+                    ticket.await_read()  # or the fence would stay shut until there is room
             frame = self._started.popleft().finish()
             if frame is None:
                 job.let_go()
@@ -102,9 +105,9 @@ class Pipeline:
 
     def _advance(self) -> None:
         # In order: if later frames took the room that there is, the oldest would wait for ever.
+        may_take_room = True
         for ticket in self._started:
-            if not ticket.advance():
-                break
+            may_take_room = ticket.advance(may_take_room=may_take_room)
 
     def _append(self, job: SaveJob, frame: EncodedFrame) -> None:
         job.let_go()

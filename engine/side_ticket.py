@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tidegate.codec.base import HEADER_BYTES, FrameHeader
+from tidegate.codec.base import HEADER_BYTES, RAW_CODEC, FrameHeader
 from tidegate.codec.device import DeviceDecoder
 from tidegate.codec.device import Ticket as DeviceTicket
 from tidegate.codec.errors import CorruptionError
@@ -137,23 +137,36 @@ class SideStreamTicket:
         self._content: memoryview | DeviceBytes | None = None
         self._copy_start_s = 0.0
         self._failure: BaseException | None = None
+        self._has_let_go = False
         if isinstance(room, DeviceRoom):
             room.ticket = ticket
 
-    def advance(self) -> bool:
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the frame has been encoded, and there was no room for it."""
+        return self._header is not None and self._content is None
+
+    def advance(self, *, may_take_room: bool) -> bool:
         """Queue the frame's copy if it has been encoded and there is room for it; see `Ticket.advance`."""
         if self._content is not None or self._failure is not None:
-            return True
+            return may_take_room
         try:
             if not self._ticket.is_done():
                 return False
             self._end_encode()
-            if isinstance(self._room, HostRoom) and not self._room.try_take():
+            if not may_take_room or (isinstance(self._room, HostRoom) and not self._room.try_take()):
                 return False
             self._queue_copy()
         except Exception as exc:  # noqa: BLE001 - raised by `finish`, in the order of the chunks
             self._failure = exc
-        return True
+        return may_take_room
+
+    def await_read(self) -> None:
+        """Block until the chunk is encoded; see `Ticket.await_read`."""
+        try:
+            self._end_encode()
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._failure = self._failure or exc
 
     def finish(self) -> EncodedFrame:
         """Block until the frame is where it is written from."""
@@ -176,10 +189,7 @@ class SideStreamTicket:
             self._room.release()
             raise
         finally:
-            if self._staged.is_live:
-                self._job.live_chunk_was_read()
-            elif self._staged.buffer is not None:
-                self._staged.buffer.release()
+            self._let_go_of_chunk()
         if self._content is None:
             raise InternalError("a frame was copied nowhere")
         return EncodedFrame(self._staged.chunk, self._found_header(), self._content, self._room)
@@ -194,6 +204,18 @@ class SideStreamTicket:
         now_s = self._job.timeline.now()
         start_s = max(self._start_s, now_s - self._ticket.encode_s)
         self._job.timeline.add(self._staged.chunk.index, "encode", start_s, now_s)
+        if self._header.codec != RAW_CODEC and self._verifier is None:
+            self._let_go_of_chunk()
+
+    def _let_go_of_chunk(self) -> None:
+        """Say that the chunk itself is not needed any more. A second call does nothing."""
+        if self._has_let_go:
+            return
+        self._has_let_go = True
+        if self._staged.is_live:
+            self._job.live_chunk_was_read()
+        elif self._staged.buffer is not None:
+            self._staged.buffer.release()
 
     def _queue_copy(self) -> None:
         """Wait until the chunk is encoded and there is room for its frame, and queue the copy."""

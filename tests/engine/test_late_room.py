@@ -57,8 +57,13 @@ class LateTicket:
     frame: torch.Tensor
     header: FrameHeader
 
-    def advance(self) -> bool:
-        return self.staged.chunk.index % 3 > 0 and self.room.try_take()
+    waits_for_room = False
+
+    def advance(self, *, may_take_room: bool) -> bool:
+        return may_take_room and self.staged.chunk.index % 3 > 0 and self.room.try_take()
+
+    def await_read(self) -> None:
+        """It has been."""
 
     def finish(self) -> EncodedFrame:
         buffer = self.room.take(self.job)

@@ -126,6 +126,35 @@ def test_frames_wait_on_the_gpu_for_host_memory(
     store.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("codec", ["rans", "zstd", "auto"])
+def test_the_fence_opens_when_all_is_encoded(codec: str) -> None:
+    """Not only when there is host memory for the frames: here nothing is written until the training has gone on."""
+    if codec == "zstd" and (reason := unavailable_reason("zstd", torch.device("cuda"))):
+        pytest.skip(reason)
+    state = {f"p{i}": torch.randn(MIB // 4, device="cuda") for i in range(4)}
+    optimizer = torch.optim.SGD(list(state.values()), lr=0.1)
+    gate = GateStore(MemoryStore())
+    with tidegate.CheckpointEngine(gate, codec=codec, snapshot="lazy", chunk_bytes=MIB) as engine:
+        engine.attach(optimizer)
+        engine.save_async(state, step=0)
+        engine.wait()
+        resources = engine._resources
+        resources.outputs.budget.resize(int(frame_bound_bytes(MIB) / resources.options.watermarks[0]) + 1)
+        for step in range(1, 4):
+            expected = reference(state)
+            gate.shut()
+            future = engine.save_async(state, step=step)
+            with engine.fence():
+                torch._foreach_add_(list(state.values()), 1)
+            assert not future.done()
+            gate.open()
+            report = future.result(TIMEOUT_S)
+            assert report.snapshot == "lazy"
+            assert_same_bits(engine.load(step, map_location=HOME), expected)
+
+
 @pytest.mark.parametrize("rate", [50e6, 200e6])
 @pytest.mark.parametrize("where", DEVICES)
 def test_a_sink_of_a_set_rate(where: str, rate: float) -> None:
