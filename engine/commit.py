@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import xxhash
 
 from tidegate.storage.base import FolderStore, ObjectStat, Store
-from tidegate.storage.errors import ObjectNotFoundError, StoreIOError
+from tidegate.storage.errors import InvalidKeyError, ObjectNotFoundError, StoreIOError
 
 from .errors import CorruptCheckpointError, SaveError
 from .paths import shown
@@ -197,6 +197,8 @@ def read_commits(store: Store) -> tuple[list[CommitRecord], dict[int, CorruptChe
             text = read_commit_bytes(store, step)
             if text is not None:
                 records.append(parse_commit(text, step))
+        except InvalidKeyError:
+            continue  # a link, a folder or a device: no object of ours, and no listing would have it
         except CorruptCheckpointError as exc:
             damaged[step] = exc
     records.sort(key=lambda record: (record.sequence, record.step))

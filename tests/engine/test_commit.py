@@ -106,8 +106,14 @@ def test_what_is_no_step_is_no_commit(tmp_path: Path) -> None:
         (tmp_path / "root" / "step-0000000009").symlink_to(tmp_path / "root" / "step-0000000007")
         (tmp_path / "root" / "step-0000000010").write_bytes(b"a file")
         (tmp_path / "root" / "step-0000000011").mkdir()
+        (tmp_path / "root" / "step-0000000012" / "COMMIT").mkdir(parents=True)
+        (tmp_path / "root" / "step-0000000013").mkdir()
+        (tmp_path / "root" / "step-0000000013" / "COMMIT").symlink_to(tmp_path / "root" / "step-0000000007" / "COMMIT")
+        (tmp_path / "root" / "step-0000000014").mkdir()
+        os.mkfifo(tmp_path / "root" / "step-0000000014" / "COMMIT")
         found, damaged = read_commits(store)
         assert ([r.step for r in found], damaged) == ([7], {})
+        assert committed_steps(store) == [7]
 
 
 def test_a_damaged_record_is_reported_and_kept() -> None:
