@@ -25,7 +25,7 @@ from tidegate.codec.words import WordType
 from tidegate.delta import DeltaPolicy
 from tidegate.device_shapes import CHUNKS_TO_VERIFY, device_shapes
 from tidegate.errors import ConfigError
-from tidegate.options import Options, split_host_budget
+from tidegate.options import NUM_DEVICE_OUTPUTS, Options, split_host_budget
 from tidegate.plan import SavePlan, plan_save
 from tidegate.planned import PlanCache
 from tidegate.resources import Resources
@@ -142,7 +142,7 @@ def test_the_shares_stay_in_the_budget_and_hold_what_is_in_flight(
     assert MIB // 16 <= sizes.host_bytes <= sizes.device_bytes <= max(device, number or HOST_CHUNK_BYTES)
     on_host, on_device = frame_bound_bytes(sizes.host_bytes), frame_bound_bytes(sizes.device_bytes)
     assert math.ceil(shares.output_bytes * high) >= shares.num_outputs * on_host
-    assert math.ceil(shares.output_bytes * high) >= min(5, shares.num_outputs) * on_device
+    assert math.ceil(shares.output_bytes * high) >= min(NUM_DEVICE_OUTPUTS, shares.num_outputs) * on_device
     assert shares.staging_bytes >= 2 * on_device
     if sizes.host_bytes < (number or HOST_CHUNK_BYTES):
         assert sizes.device_bytes == sizes.host_bytes, "those of CUDA tensors shrink first"
@@ -153,7 +153,7 @@ def test_the_shares_stay_in_the_budget_and_hold_what_is_in_flight(
 def test_a_large_budget_holds_the_longest_chunks_in_few_buffers() -> None:
     short, long = (split_host_budget(Options(), AVAILABLE_BYTES, size * MIB) for size in (64, 256))
     assert long.sizes == ChunkSizes(64 * MIB, 256 * MIB)
-    assert long.output_bytes <= max(short.output_bytes, 1.12 * 5 * 256 * MIB)
+    assert long.output_bytes <= max(short.output_bytes, 1.12 * NUM_DEVICE_OUTPUTS * 256 * MIB)
     assert long.output_bytes + long.staging_bytes <= AVAILABLE_BYTES // 2
 
 
