@@ -19,8 +19,7 @@ class CopyStream:
 
     Args:
         device: The CUDA device.
-        depth: How many chunks may be in flight at an encoder, which take two events each. An event is used again after
-            eight times as many chunks.
+        depth: How many copies may be under way. An event is used again after four times as many.
     """
 
     def __init__(self, device: torch.device, depth: int) -> None:
@@ -29,7 +28,7 @@ class CopyStream:
         stream = torch.cuda.Stream(device)
         self._stream = stream
         self.handle = stream.cuda_stream
-        events = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(16 * depth)]
+        events = [torch.cuda.Event(blocking=True) for _ in range(4 * depth)]
         for event in events:
             event.record(stream)  # PyTorch makes an event when it is first recorded
         self._events = itertools.cycle(events)
@@ -52,10 +51,6 @@ class CopyStream:
         """Whether the stream has passed an event."""
         with self._kernels.on(self.handle):
             return self._kernels.driver.is_done(event.cuda_event)
-
-    def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds from one event to another, which the stream has passed."""
-        return self._kernels.driver.seconds_between(start.cuda_event, end.cuda_event)
 
     def let_wait(self, stream: int, event: torch.cuda.Event) -> None:
         """Let another stream of the device, given by its handle, wait for an event."""

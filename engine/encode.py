@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,13 +53,8 @@ class Ticket(Protocol):
     """A frame in the making."""
 
     @property
-    def is_encoded(self) -> bool:
-        """Whether the frame was found to be encoded: `leave` then waits for room only."""
-        ...
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the frame has its place."""
+    def waits_for_room(self) -> bool:
+        """Whether the frame has been encoded, and there was no room for it."""
         ...
 
     def advance(self, *, may_take_room: bool) -> bool:
@@ -76,22 +70,6 @@ class Ticket(Protocol):
 
     def await_read(self) -> None:
         """Block until the chunk has been read, if nothing but a GPU has to be waited for. Never raises."""
-        ...
-
-    def leave(self, should_stop: Callable[[], bool]) -> bool:
-        """Block until the encoder can take another chunk for this one. Never raises for the frame.
-
-        Args:
-            should_stop: Asked while there is no room, whenever some was given back; True gives up.
-
-        Returns:
-            Whether it can. Else call it again.
-        """
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `finish` would return at once. To be asked after `leave`."""
         ...
 
     def finish(self) -> EncodedFrame | None:
@@ -239,12 +217,7 @@ class _HostTicket:
     _future: Future[EncodedFrame | None]
     _output: HostBuffer
 
-    has_room = True
-
-    @property
-    def is_encoded(self) -> bool:
-        """Whether it is."""
-        return self._future.done()
+    waits_for_room = False
 
     def advance(self, *, may_take_room: bool) -> bool:
         """Do nothing: the thread goes on by itself, and has its room."""
@@ -252,16 +225,6 @@ class _HostTicket:
 
     def await_read(self) -> None:
         """Do nothing: the thread reads by itself."""
-
-    def leave(self, should_stop: Callable[[], bool]) -> bool:
-        """Block until it is encoded."""
-        wait((self._future,))
-        return True
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it is encoded."""
-        return self.is_encoded
 
     def finish(self) -> EncodedFrame | None:
         frame = None

@@ -219,11 +219,6 @@ class SaveJob:
         """Whether there are chunks that are read in place and have not been read yet."""
         return self._num_live > 0
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether the training waits, or soon will, for buffers or for the fence."""
-        return self._is_staging or self._num_live > 0
-
     def start_now(self) -> None:
         """Let the background thread begin before staging ends: it must, where staging waits for buffers.
 

@@ -1,11 +1,10 @@
 """The stages of a save: chunk i is encoded while chunk i − 1 is written.
 
-    staged chunks ──▶ encoder (threads, or side streams) ──▶ copy to the host ──▶ appender (the store's threads)
+    staged chunks ──▶ encoder (threads, or side streams and a copy to the host) ──▶ appender (the store's threads)
                          at most `depth` at once                    as many as there is room for frames
 
 One thread, the driver, runs `Pipeline.run`. It starts chunks in the order in which they come and appends their frames
-in that same order, so a file's bytes do not depend on which thread was faster. While the store has enough to do, the
-driver does not wait for copies: each wait gives up the GIL, and beside a busy training thread it is not had back soon.
+in that same order, so a file's bytes do not depend on which thread was faster.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ from .container import FrameAppender
 from .encode import ChunkEncoder, EncodedFrame, Room, Ticket
 from .job import SaveJob, StagedChunk
 from .report import CodecTotals
-
-_ENOUGH_WRITES = 2
-"""So many frames at the store keep it busy until the driver has noticed that one is written."""
 
 
 class Pipeline:
@@ -35,8 +31,6 @@ class Pipeline:
         self._encoder_for = encoder_for
         self._appender = appender
         self._started: deque[Ticket] = deque()
-        self._leaving: deque[Ticket] = deque()
-        self._writing: set[int] = set()
         self._encoder: ChunkEncoder | None = None
         self._totals: dict[int, CodecTotals] = {}
 
@@ -92,7 +86,6 @@ class Pipeline:
             if room is not None:
                 return room
             self._drain(job, len(self._started) - 1)
-        self._append_ready(job, all_of_them=True)  # or what they hold could be what is waited for
         room = encoder.reserve(job, num_bytes)
         if room is None:
             raise job.failure or RuntimeError("a buffer pool gave up without being asked to")
@@ -101,26 +94,10 @@ class Pipeline:
     def _drain(self, job: SaveJob, num_left: int) -> None:
         while len(self._started) > num_left:
             self._advance()  # so that the frames behind are copied while the oldest is waited for
-            oldest = self._started[0]
-            self._append_ready(job, all_of_them=not oldest.is_encoded)
-            if not num_left and job.is_reading_in_place and oldest.is_encoded and not oldest.has_room:
+            if not num_left and job.is_reading_in_place and self._started[0].waits_for_room:
                 for ticket in self._started:
                     ticket.await_read()  # or the fence would stay shut until there is room
-            while not oldest.leave(self._wants_more):
-                self._append_ready(job)
-            self._leaving.append(self._started.popleft())
-        self._append_ready(job, all_of_them=not num_left)
-
-    def _wants_more(self) -> bool:
-        """Whether the store could run out of work while there are frames for it."""
-        return bool(self._leaving) and len(self._writing) < _ENOUGH_WRITES
-
-    def _append_ready(self, job: SaveJob, *, all_of_them: bool = False) -> None:
-        """Append the frames whose turn it is; wait for one only if it is wanted now."""
-        while self._leaving:
-            if not (all_of_them or self._wants_more() or job.is_waited_for) and not self._leaving[0].is_ready:
-                return
-            frame = self._leaving.popleft().finish()
+            frame = self._started.popleft().finish()
             if frame is None:
                 job.let_go()
             else:
@@ -144,14 +121,12 @@ class Pipeline:
         )
 
         def written(future: Future[None]) -> None:
-            self._writing.discard(chunk.index)
             frame.room.release()
             if future.cancelled() or (error := future.exception()) is not None:
                 job.fail(RuntimeError("the write was cancelled") if future.cancelled() else error)  # type: ignore[arg-type]
             else:
                 job.was_written(chunk.index, frame.header.padded_bytes, start_s)
 
-        self._writing.add(chunk.index)
         try:
             future = self._appender.append(chunk.index, frame.header, frame.content)
         except BaseException:
@@ -161,14 +136,12 @@ class Pipeline:
 
     def _abandon(self, job: SaveJob) -> None:
         """Give back what the save holds: let started tickets end, and take in what is still being staged."""
-        for ticket in (*self._leaving, *self._started):
+        for ticket in self._started:
             try:
-                ticket.leave(job.failed)
                 frame = ticket.finish()
                 if frame is not None:
                     frame.room.release()
             except Exception as exc:  # noqa: BLE001 - the first failure is the one that is raised
                 job.fail(exc)
-        self._leaving.clear()
         self._started.clear()
         job.take_back()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,16 +57,12 @@ class HostRoom:
             self.buffer = self.outputs.try_acquire(self.num_bytes)
         return self.buffer is not None
 
-    def take(self, should_stop: Callable[[], bool]) -> bool:
-        """Take the buffer; block until there is one, or `should_stop`. Returns whether it has been taken."""
+    def take(self, job: SaveJob) -> HostBuffer:
+        """Return the buffer; block until there is one. Raises what the job failed with."""
         if self.buffer is None:
-            self.buffer = self.outputs.acquire(self.num_bytes, should_stop)
-        return self.buffer is not None
-
-    def found(self) -> HostBuffer:
-        """Return the buffer, which has been taken."""
+            self.buffer = self.outputs.acquire(self.num_bytes, job.failed)
         if self.buffer is None:
-            raise InternalError("a frame was to be copied before it had room")
+            raise job.failure or InternalError("a buffer pool gave up without being asked to")
         return self.buffer
 
     def release(self) -> None:
@@ -128,7 +123,6 @@ class SideStreamTicket:
         pending: PendingChunk | None = None,
     ) -> None:
         self.copied = copies.next_event()
-        self._copy_begun = copies.next_event()
         self._job = job
         self._staged = staged
         self._room = _room_of(room)
@@ -148,14 +142,9 @@ class SideStreamTicket:
             room.ticket = ticket
 
     @property
-    def is_encoded(self) -> bool:
-        """Whether the frame was found to be encoded; see `Ticket.is_encoded`."""
-        return self._header is not None or self._failure is not None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the frame has its place."""
-        return not isinstance(self._room, HostRoom) or self._room.buffer is not None
+    def waits_for_room(self) -> bool:
+        """Whether the frame has been encoded, and there was no room for it."""
+        return self._header is not None and self._content is None
 
     def advance(self, *, may_take_room: bool) -> bool:
         """Queue the frame's copy if it has been encoded and there is room for it; see `Ticket.advance`."""
@@ -179,33 +168,16 @@ class SideStreamTicket:
         except Exception as exc:  # noqa: BLE001 - as above
             self._failure = self._failure or exc
 
-    def leave(self, should_stop: Callable[[], bool]) -> bool:
-        """Block until the frame's copy is queued, which frees the slot; see `Ticket.leave`."""
-        if self._content is not None or self._failure is not None:
-            return True
-        job = self._job
-        try:
-            self._end_encode()
-            if isinstance(self._room, HostRoom) and not self._room.take(lambda: job.failed() or should_stop()):
-                if job.failure is None:
-                    return False
-                raise job.failure
-            self._queue_copy()
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._failure = exc
-        return True
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the frame is where it is written from."""
-        return self._failure is not None or self._copies.is_done(self.copied)
-
     def finish(self) -> EncodedFrame:
-        """Block until the frame is where it is written from. It must have left."""
+        """Block until the frame is where it is written from."""
         try:
             if self._failure is not None:
                 raise self._failure
-            self._await_copy()
+            if self._content is None:
+                self._queue_copy()
+            if not self._copies.is_done(self.copied):
+                self.copied.synchronize()
+            self._job.timeline.add(self._staged.chunk.index, "copy", self._copy_start_s)
             if self._verifier is not None:
                 header, body = self._ticket.finish()
                 self._verifier.check(header, body, self._content, self._raw)
@@ -246,13 +218,15 @@ class SideStreamTicket:
             self._staged.buffer.release()
 
     def _queue_copy(self) -> None:
-        """Queue the copy of a frame that is encoded and has room."""
+        """Wait until the chunk is encoded and there is room for its frame, and queue the copy."""
+        self._end_encode()
         header, copies = self._found_header(), self._copies
-        self._copy_start_s = self._job.timeline.now()
-        copies.record(self._copy_begun)
         if isinstance(self._room, HostRoom):
-            self._content = self._copy_to_host(header, self._body, self._room.found())
+            output = self._room.take(self._job)
+            self._copy_start_s = self._job.timeline.now()
+            self._content = self._copy_to_host(header, self._body, output)
         else:
+            self._copy_start_s = self._job.timeline.now()
             _, address = self._ticket.frame_at(copies.handle)
             copies.record(self.copied)
             self._content = DeviceBytes(address, header.padded_bytes, copies.device_index, self._ticket)
@@ -266,16 +240,6 @@ class SideStreamTicket:
         if self._verifier is None:
             self._ticket.release(self.copied)
         return output.view[: header.padded_bytes]
-
-    def _await_copy(self) -> None:
-        """Block until the frame has left the encoder's slot, and note when that was."""
-        timeline, copies, start_s = self._job.timeline, self._copies, self._copy_start_s
-        end_s = None
-        if copies.is_done(self.copied):  # for some time, perhaps
-            end_s = min(timeline.now(), start_s + copies.seconds_between(self._copy_begun, self.copied))
-        else:
-            self.copied.synchronize()
-        timeline.add(self._staged.chunk.index, "copy", start_s, end_s)
 
     def _found_header(self) -> FrameHeader:
         if self._header is None:
