@@ -39,9 +39,10 @@ class LocalStore:
     Args:
         root: The folder. It is made at the first write.
         io: "auto" writes past the page cache (O_DIRECT) what is aligned to 4 KiB, if the filesystem takes that;
-            "direct" makes it an error if not; "buffered" never does. "gds" is "auto", and its writers also take bytes
-            of CUDA devices, which KvikIO writes (`DeviceWriter`); so may those of "auto" after `prepare_for_device`.
-            What is loaded to CUDA devices is read by KvikIO with "gds", and with "auto" where there is much of it.
+            "direct" makes it an error if not; "buffered" never does, nor does `compare_and_put`. "gds" is "auto", and
+            its writers also take bytes of CUDA devices, which KvikIO writes (`DeviceWriter`); so may those of "auto"
+            after `prepare_for_device`. What is loaded to CUDA devices is read by KvikIO with "gds", and with "auto"
+            where there is much of it.
         num_threads: How many threads write. One disk took 1.9, 2.6 and 3.0 GB/s from one, four and eight.
         sync: Whether `seal`, `compare_and_put` and `delete` make things durable. False is for tests and RAM disks.
 

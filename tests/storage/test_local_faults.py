@@ -77,6 +77,26 @@ def test_A06_a_full_disk(
         store.close()
 
 
+@pytest.mark.parametrize("can_reserve", [True, False], ids=["reserved", "not-reserved"])
+def test_A06_a_small_object_does_not_fit_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_reserve: bool
+) -> None:
+    if not can_reserve:
+        monkeypatch.setattr(output_file, "_allocate", lambda fd, offset, num_bytes: errno.EOPNOTSUPP)
+    with mounted(tmp_path / "disk", "tmpfs", "size=64k") as folder:
+        store = LocalStore(folder / "root")
+        store.compare_and_put("s/COMMIT", b"old", expected=None)
+        for key, expected in (("s/COMMIT", b"old"), ("t/COMMIT", None)):
+            with pytest.raises(StoreFullError, match="ENOSPC") as caught:
+                store.compare_and_put(key, bytes(100_000), expected=expected)
+            assert (caught.value.errno, caught.value.key) == (errno.ENOSPC, key)
+            assert str(folder / "root" / key) in str(caught.value)
+        assert files(folder / "root") == ["s", "s/COMMIT"]
+        store.compare_and_put("s/COMMIT", b"new", expected=b"old")
+        assert content(store, "s/COMMIT") == b"new"
+        store.close()
+
+
 def test_A06_objects_can_be_deleted_from_a_full_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "tmpfs", "size=1m,nr_inodes=8") as folder:
         store = LocalStore(folder / "root")
