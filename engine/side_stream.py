@@ -25,7 +25,8 @@ from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .own_streams import own_streams
 from .plan import Chunk
-from .side_ticket import DeviceRoom, FrameVerifier, HostRoom, SideStreamTicket
+from .rooms import DeviceRoom, HostRoom
+from .side_ticket import FrameVerifier, SideStreamTicket
 
 _POINTER_ALIGNMENT_BYTES = 16
 _PRIORITY = -1

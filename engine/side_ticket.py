@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -13,62 +11,14 @@ from tidegate.codec.device import Ticket as DeviceTicket
 from tidegate.codec.errors import CorruptionError
 from tidegate.storage.base import DeviceBytes
 
-from .budget import ByteBudget
-from .buffers import BufferPool, HostBuffer
+from .buffers import HostBuffer
 from .copy_stream import CopyStream
 from .device_deltas import PendingChunk
 from .encode import EncodedFrame, Room
 from .errors import InternalError
 from .job import SaveJob, StagedChunk
 from .own_streams import own_streams
-
-
-@dataclass(slots=True)
-class DeviceRoom:
-    """A slot of an encoder, for a frame that is written from there."""
-
-    slots: ByteBudget
-    ticket: DeviceTicket | None = None
-
-    def release(self) -> None:
-        """Give the slot back."""
-        if self.ticket is not None:
-            self.ticket.release()
-        self.slots.release(1)
-
-
-@dataclass(slots=True)
-class HostRoom:
-    """A host buffer for a frame, taken when that is encoded. Until then it has its slot on the device.
-
-    Attributes:
-        outputs: Where it comes from.
-        num_bytes: What it has to hold.
-        buffer: The buffer, once it has been taken.
-    """
-
-    outputs: BufferPool
-    num_bytes: int
-    buffer: HostBuffer | None = None
-
-    def try_take(self) -> bool:
-        """Take the buffer if there is one now. Returns whether it has been taken."""
-        if self.buffer is None:
-            self.buffer = self.outputs.try_acquire(self.num_bytes)
-        return self.buffer is not None
-
-    def take(self, job: SaveJob) -> HostBuffer:
-        """Return the buffer; block until there is one. Raises what the job failed with."""
-        if self.buffer is None:
-            self.buffer = self.outputs.acquire(self.num_bytes, job.failed)
-        if self.buffer is None:
-            raise job.failure or InternalError("a buffer pool gave up without being asked to")
-        return self.buffer
-
-    def release(self) -> None:
-        """Give the buffer back, if it has been taken."""
-        if self.buffer is not None:
-            self.buffer.release()
+from .rooms import DeviceRoom, HostRoom, room_of
 
 
 class FrameVerifier:
@@ -125,7 +75,7 @@ class SideStreamTicket:
         self.copied = copies.next_event()
         self._job = job
         self._staged = staged
-        self._room = _room_of(room)
+        self._room = room_of(room)
         self._ticket = ticket
         self._raw = raw
         self._copies = copies
@@ -245,9 +195,3 @@ class SideStreamTicket:
         if self._header is None:
             raise InternalError("a frame has no header yet")
         return self._header
-
-
-def _room_of(room: Room) -> DeviceRoom | HostRoom:
-    if not isinstance(room, DeviceRoom | HostRoom):
-        raise InternalError(f"room of a GPU's encoder was expected for a frame, not {room!r:.60}")
-    return room

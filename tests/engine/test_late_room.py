@@ -17,7 +17,7 @@ from tidegate.codec.frame import encode_frame
 from tidegate.codec.registry import codec_named
 from tidegate.encode import ChunkEncoder, EncodedFrame, Room, copied_bytes, output_bytes, read_chunk
 from tidegate.job import SaveJob, StagedChunk
-from tidegate.side_ticket import HostRoom
+from tidegate.rooms import HostRoom
 from tidegate.snapshot import SnapshotMode
 from tidegate.storage import MemoryStore
 
