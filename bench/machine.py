@@ -32,7 +32,7 @@ def machine(folder: Path | None = None) -> dict[str, str | int]:
         "cores": os.cpu_count() or 0,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "commit": _run("git", "rev-parse", "--short", "HEAD"),
+        "commit": _run("git", "describe", "--always", "--dirty", "--exclude", "*"),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),

@@ -181,7 +181,7 @@ def _steps(store: Store) -> list[int]:
     """List the steps that may be committed, in ascending order. Blocks."""
     if not isinstance(store, FolderStore):
         return committed_steps(store)
-    return sorted(int(match[1]) for name in store.folders() if (match := _STEP_FOLDER.fullmatch(name)))
+    return sorted({int(match[1]) for name in store.folders() if (match := _STEP_FOLDER.fullmatch(name))})
 
 
 def read_commits(store: Store) -> tuple[list[CommitRecord], dict[int, CorruptCheckpointError]]:

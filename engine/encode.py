@@ -83,9 +83,11 @@ class ChunkEncoder(Protocol):
 
     Attributes:
         depth: How many may be started and not finished.
+        takes_room_late: Whether frames get host memory only when they are encoded, not before they are started.
     """
 
     depth: int
+    takes_room_late: bool
 
     def try_reserve(self, job: SaveJob, num_bytes: int) -> Room | None:
         """Take room for the frame of a chunk of `num_bytes`, if there is some now."""
@@ -113,6 +115,8 @@ class HostEncoder:
         small_codec: The codec for chunks of less than `small_bytes`; None: the same.
         small_bytes: Their bound.
     """
+
+    takes_room_late = False
 
     def __init__(
         self,

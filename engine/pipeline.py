@@ -31,7 +31,7 @@ class Pipeline:
         self._encoder_for = encoder_for
         self._appender = appender
         self._started: deque[Ticket] = deque()
-        self._encoder: ChunkEncoder | None = None
+        self._took_room_late = False
         self._totals: dict[int, CodecTotals] = {}
 
     def run(self, job: SaveJob) -> dict[int, CodecTotals]:
@@ -68,9 +68,10 @@ class Pipeline:
         if job.failure is not None:
             raise job.failure
         encoder = self._encoder_for(staged)
-        # A GPU's frames take host memory late, and those of the CPU that are behind them must not have all of it then.
-        self._drain(job, encoder.depth - 1 if encoder is self._encoder else 0)
-        self._encoder = encoder
+        # Frames that take room before they start must not have all of it when one before them, of a GPU, wants some.
+        must_wait = self._took_room_late and not encoder.takes_room_late
+        self._drain(job, 0 if must_wait else encoder.depth - 1)
+        self._took_room_late = encoder.takes_room_late
         room = self._room(job, encoder, staged.chunk.num_bytes)
         try:
             self._started.append(encoder.start(job, staged, room))

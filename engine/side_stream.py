@@ -62,6 +62,8 @@ class SideStreamEncoder:
             becomes a difference.
     """
 
+    takes_room_late = True
+
     def __init__(
         self,
         codecs: tuple[str, ...],

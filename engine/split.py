@@ -56,6 +56,7 @@ def split(job: SaveJob, owned_extents: Collection[int] | None, *, is_cuda_only: 
         is_owned = owned_extents is None or all(extent in owned_extents for extent in chunk.extents)
         is_live = is_owned and not (is_cuda_only and devices[chunk.first_extent].type == "cpu")
         (live if is_live else copied).append(chunk)
+    live.sort(key=lambda chunk: devices[chunk.first_extent].type != "cpu")  # behind a GPU's they would wait for room
     copied_on_cpu = tuple(chunk for chunk in copied if devices[chunk.first_extent].type == "cpu")
     return Split(
         copied=tuple(copied),

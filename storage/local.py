@@ -179,7 +179,8 @@ class LocalStore:
         """
         if expected is not None:
             self._check_present(key, expected)
-        writer = self._create(key, "direct" if self._io == "direct" else "buffered", 0, replace=expected is not None)
+        io: IOMode = "direct" if self._io == "direct" else "buffered"  # which spares a small object three system calls
+        writer = self._create(key, io, len(data), replace=expected is not None)
         try:
             writer.append_here(data)
             if expected is None:

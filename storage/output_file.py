@@ -125,7 +125,7 @@ class OutputFile:
                 the kernel may have dropped what it could not write, and the next one would succeed.
         """
         self._close_device_file()
-        if self._is_direct or self._reserved_bytes > num_bytes:
+        if self._is_direct or self._reserved_bytes > num_bytes:  # else it is as long as what was written
             os.ftruncate(self._fds[0], num_bytes)
         if sync:
             os.fsync(self._fds[0])

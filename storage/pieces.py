@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from .base import ALIGNMENT_BYTES
 
 MIN_PIECE_BYTES = 4 << 20
-"""What is shorter is not cut."""
+"""The shortest piece of an append that is cut; the last may be a little shorter."""
 MAX_PIECE_BYTES = 32 << 20
 
 

@@ -165,28 +165,18 @@ class S3Store:
         """
         check_prefix(prefix)
         root = self._calls.name("")
-        markers: dict[str, object] = {}
-        while True:
-            page = self._page(root + prefix, markers)
+        for page in self._pages(root + prefix):
             for entry in page.get("Contents", ()):
                 key = str(entry["Key"])[len(root) :]
                 if _is_plain(key):
                     yield ObjectStat(key, int(entry["Size"]), age_s(page, entry["LastModified"]))
-            if not page.get("IsTruncated"):
-                break
-            markers = {"ContinuationToken": page["NextContinuationToken"]}
         yield from self._uploads.stats(prefix)
 
     def folders(self) -> Iterator[str]:
         """Yield the first parts of keys that have several; see `FolderStore.folders`. One request tells 1,000."""
         root = self._calls.name("")
-        markers: dict[str, object] = {}
-        while True:
-            page = self._page(root, {"Delimiter": "/", **markers})
+        for page in self._pages(root, Delimiter="/"):
             yield from (str(entry["Prefix"])[len(root) : -1] for entry in page.get("CommonPrefixes", ()))
-            if not page.get("IsTruncated"):
-                break
-            markers = {"ContinuationToken": page["NextContinuationToken"]}
 
     def delete(self, key: str) -> None:
         """Remove an object, or abort an upload that is named as a leftover; see `Store.delete`."""
@@ -241,13 +231,18 @@ class S3Store:
             return None
         return True if present == data else None
 
-    def _page(self, prefix: str, markers: dict[str, object]) -> Answer:
+    def _pages(self, prefix: str, **arguments: str) -> Iterator[Answer]:
         def call(attempt: Attempt) -> Answer:
             return attempt.client.list_objects_v2(
-                Bucket=self._calls.bucket, Prefix=prefix, **markers, **request_arguments(self._options)
+                Bucket=self._calls.bucket, Prefix=prefix, **arguments, **request_arguments(self._options)
             )
 
-        return self._calls.run(call, action="list", key="")
+        while True:
+            page = self._calls.run(call, action="list", key="")
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
 
 
 def _is_plain(key: str) -> bool:

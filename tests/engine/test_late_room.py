@@ -27,6 +27,8 @@ NUM_CHUNKS = 24
 class LateEncoder:
     """Encodes into memory of its own, and says so at once for some chunks, for others only when it must."""
 
+    takes_room_late = True
+
     def __init__(self, outputs: BufferPool, depth: int) -> None:
         self.depth = depth
         self._outputs = outputs
@@ -75,9 +77,7 @@ class LateTicket:
 @pytest.mark.parametrize("num_buffers", [1, 2, 3, 5])
 @pytest.mark.parametrize("run", [1, 2, 5], ids=lambda run: f"turns of {run}")
 @pytest.mark.parametrize("snapshot", ["host", "lazy"])
-def test_frames_never_wait_for_frames_behind_them(
-    snapshot: SnapshotMode, run: int, num_buffers: int
-) -> None:
+def test_frames_never_wait_for_frames_behind_them(snapshot: SnapshotMode, run: int, num_buffers: int) -> None:
     """Chunks go by turns to both kinds, which have one pool; however small it is, each save ends and is whole."""
     store = SlowStore(MemoryStore(), bytes_per_s=50e6)
     state = {str(i): torch.randn(CHUNK // 4) for i in range(NUM_CHUNKS)}

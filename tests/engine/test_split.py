@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_chunks_that_are_owned_as_a_whole_are_read_in_place() -> None:
             assert [i for run in runs for i in run] == viewing(job, extents)
     assert not split(job, frozenset(range(num_extents)), is_cuda_only=True).live
     assert split(job, None).live == tuple(job.chunk_order)
+
+
+def test_what_is_read_in_place_in_host_memory_goes_first() -> None:
+    """Its frames have room before they start, so they, and the fence, would wait for a GPU's before them to have some.
+
+    A table of a state on the CPU stands for one on both: only the devices in it are others.
+    """
+    job = Saves().job(state())
+    gpu = torch.device("cuda", 0)
+    num_on_gpu = max(chunk.first_extent for chunk in job.plan.chunks)
+    assert num_on_gpu > 0
+    job.table = replace(job.table, extent_devices=[gpu] * num_on_gpu + job.table.extent_devices[num_on_gpu:])
+    parts = split(job, None)
+    types = [device.type for device in parts.live_devices]
+    assert types == sorted(types) and set(types) == {"cpu", "cuda"}
+    devices = job.table.extent_devices
+    for kind in ("cpu", "cuda"):
+        expected = [chunk for chunk in job.chunk_order if devices[chunk.first_extent].type == kind]
+        assert [chunk for chunk in parts.live if devices[chunk.first_extent].type == kind] == expected
 
 
 def test_a_split_is_remembered_while_it_holds() -> None:

@@ -128,12 +128,15 @@ def test_frames_wait_on_the_gpu_for_host_memory(
 
 @pytest.mark.gpu
 @pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("with_cpu", [False, True], ids=["", "cpu too"])
 @pytest.mark.parametrize("codec", ["rans", "zstd", "auto"])
-def test_the_fence_opens_when_all_is_encoded(codec: str) -> None:
+def test_the_fence_opens_when_all_is_encoded(codec: str, with_cpu: bool) -> None:
     """Not only when there is host memory for the frames: here nothing is written until the training has gone on."""
     if codec == "zstd" and (reason := unavailable_reason("zstd", torch.device("cuda"))):
         pytest.skip(reason)
     state = {f"p{i}": torch.randn(MIB // 4, device="cuda") for i in range(4)}
+    if with_cpu:  # such as step counters, which the optimizer owns as well
+        state["step"] = torch.randn(100)
     optimizer = torch.optim.SGD(list(state.values()), lr=0.1)
     gate = GateStore(MemoryStore())
     with tidegate.CheckpointEngine(gate, codec=codec, snapshot="lazy", chunk_bytes=MIB) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,6 +23,22 @@ class TestS3Store(StoreContract):
         store = S3Store(aws_environment.bucket, run_prefix)
         yield store
         store.close()
+
+    def test_folders_of_several_pages(self, store: Store, aws_environment: Seaweed, run_prefix: str) -> None:
+        """A server tells 1,000 at a time; a step that is not told would be taken for not committed."""
+        assert isinstance(store, S3Store)
+        client = aws_environment.client()
+        names = [f"step-{step:010d}" for step in range(2_010)]
+
+        def put(name: str) -> None:
+            for key in ("COMMIT", "attempt/rank-00000.tg"):
+                client.put_object(Bucket=aws_environment.bucket, Key=f"{run_prefix}/{name}/{key}", Body=b"x")
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(put, names))
+        client.close()
+        assert sorted(store.folders()) == names
+        assert len(listing(store)) == 2 * len(names)
 
     def test_an_object_is_invisible_until_it_is_sealed(self, store: Store) -> None:
         writer = store.create("a/b")
